@@ -34,8 +34,8 @@ Group = dict[str, Any]
 
 
 def tables_in(model: torch.nn.Module) -> dict[str, Table]:
-    """Return the tables of a model by qualified name."""
-    named = model.named_modules()
+    """Return the tables of a model by qualified name, which torch.compile does not change."""
+    named = ((name.replace("_orig_mod.", ""), each) for name, each in model.named_modules())
     return {name or "table": each for name, each in named if isinstance(each, Table)}
 
 
@@ -62,6 +62,12 @@ class TablePlan:
         named = tables_in(model)
         if not named:
             return None
+        for name, each in named.items():
+            if (dtype := each.rows_on_servers.dtype) != torch.float32:
+                raise ModelError(
+                    f"table {name} was converted to {dtype}; rows are float32: "
+                    "convert the other modules alone, or use torch.autocast"
+                )
         holders = {name: _holder(name, each, optimizers) for name, each in named.items()}
         if len({index for index, _ in holders.values()}) > 1:
             raise ModelError(

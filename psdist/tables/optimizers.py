@@ -60,13 +60,19 @@ class RowOptimizer:
         raise NotImplementedError
 
     @property
+    def words(self) -> tuple[int, int]:
+        """float32 values of state: by value of a row, and by row."""
+        return 0, 0
+
+    @property
     def fill(self) -> float:
         """First value of each word of state."""
         return 0.0
 
     def state_words(self, dim: int) -> int:
         """Return the float32 values of state that a row of ``dim`` values has."""
-        raise NotImplementedError
+        by_value, by_row = self.words
+        return by_value * dim + by_row
 
     def arguments(self) -> dict[str, float]:
         """Return the arguments except ``lr``, as numbers by name."""
@@ -74,14 +80,11 @@ class RowOptimizer:
 
     def numbers(self, lr: float) -> tuple[float, ...]:
         """Return the numbers of an update, as the kernels take them."""
-        return (lr,)
+        return lr, *self.arguments().values()
 
     def sizes(self) -> npt.NDArray[np.float64]:
         """Return, by step of a row, what the learning rate is multiplied by."""
-        return _NO_SIZES
-
-
-_NO_SIZES: Final = np.ones(1)
+        return np.ones(1)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,10 +92,6 @@ class RowSGD(RowOptimizer):
     """w -= lr g, as torch.optim.SGD without momentum. No state."""
 
     rule = "sgd"
-
-    def state_words(self, dim: int) -> int:
-        del dim
-        return 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,17 +106,11 @@ class RowWiseAdagrad(RowOptimizer):
     initial_accumulator_value: float = 0.0
 
     rule = "row_wise_adagrad"
+    words = 0, 1
 
     @property
     def fill(self) -> float:
         return self.initial_accumulator_value
-
-    def state_words(self, dim: int) -> int:
-        del dim
-        return 1
-
-    def numbers(self, lr: float) -> tuple[float, ...]:
-        return lr, self.eps
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,9 +121,7 @@ class RowAdagrad(RowWiseAdagrad):
     eps: float = 1e-10
 
     rule = "adagrad"
-
-    def state_words(self, dim: int) -> int:
-        return dim
+    words = 1, 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,13 +142,13 @@ class LazyAdam(RowOptimizer):
     def rule(self) -> str:
         return "row_wise_adam" if self.row_wise else "adam"
 
-    def state_words(self, dim: int) -> int:
-        return dim + 2 if self.row_wise else 2 * dim + 1
+    @property
+    def words(self) -> tuple[int, int]:
+        return (1, 2) if self.row_wise else (2, 1)
 
     def arguments(self) -> dict[str, float]:
-        beta1, beta2 = map(float, self.betas)
-        row_wise = float(self.row_wise)
-        return {"beta1": beta1, "beta2": beta2, "eps": float(self.eps), "row_wise": row_wise}
+        numbers = map(float, (*self.betas, self.eps, self.row_wise))
+        return dict(zip(("beta1", "beta2", "eps", "row_wise"), numbers, strict=True))
 
     def numbers(self, lr: float) -> tuple[float, ...]:
         return lr, self.eps, 1 - self.betas[0], 1 - self.betas[1]
@@ -172,8 +163,7 @@ def _corrections(beta1: float, beta2: float) -> npt.NDArray[np.float64]:
     slowest = max(beta1, beta2)
     most = math.log(2.0**-26) / math.log(slowest) if slowest > 0 else 0
     steps = np.arange(1, 2 + min(_MOST_STEPS, math.ceil(most)), dtype=np.float64)
-    found: npt.NDArray[np.float64] = np.sqrt(1 - beta2**steps) / (1 - beta1**steps)
-    return found
+    return np.asarray(np.sqrt(1 - beta2**steps) / (1 - beta1**steps))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,13 +181,8 @@ class FTRL(RowOptimizer):
     l2: float = 0.0
 
     rule = "ftrl"
+    words = 2, 0
     sync_only = "its step is not proportional to the learning rate, which divides sums of all steps"
-
-    def state_words(self, dim: int) -> int:
-        return 2 * dim
-
-    def numbers(self, lr: float) -> tuple[float, ...]:
-        return lr, self.beta, self.l1, self.l2
 
 
 ROW_OPTIMIZERS: Final[Mapping[str, type[RowOptimizer]]] = {

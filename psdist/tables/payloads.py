@@ -63,17 +63,15 @@ def largest_push(specs: TableSpecs) -> int:
 def largest_rows(specs: TableSpecs) -> int:
     """Return the most bytes that a reply may have: ``max_rows`` rows."""
     widest = max(row_bytes(specs.codec, each.dim) for each in specs.tables)
-    bits = specs.max_rows // 8 + _ALIGN * len(specs.tables)
-    counts = _aligned(4 * len(specs.tables))
-    return smallest(specs) + counts + bits + specs.max_rows * widest + _ALIGN * len(specs.tables)
+    gaps = 2 * _ALIGN * len(specs.tables)
+    return reply_bytes(specs, ()) + specs.max_rows // 8 + specs.max_rows * widest + gaps
 
 
 def reply_bytes(specs: TableSpecs, counts: Sequence[int]) -> int:
     """Return the most bytes of a reply with this many rows, by table."""
-    widths = (row_bytes(specs.codec, each.dim) for each in specs.tables)
     blocks = (
-        _aligned(-(-num // 8)) + _aligned(num * width)
-        for num, width in zip(counts, widths, strict=True)
+        _aligned(-(-num // 8)) + _aligned(num * row_bytes(specs.codec, table.dim))
+        for num, table in zip(counts, specs.tables, strict=False)
     )
     return smallest(specs) + _aligned(4 * len(specs.tables)) + sum(blocks)
 
@@ -93,20 +91,17 @@ def pack_push(
     """Return the payload of a push; ``rows`` and ``wanted`` by table."""
     blocks: list[npt.NDArray[Any]] = [_counts(ids for ids, _ in rows), _counts(wanted)]
     blocks += _narrowed(specs, (ids for ids, _ in rows))
-    blocks += [_encoded(specs, each) for _, each in rows]
+    blocks += [encode_rows(specs.codec, each) for _, each in rows]
     return _joined([*blocks, *_narrowed(specs, wanted)], num_before)
 
 
 def read_push(specs: TableSpecs, payload: memoryview, *, part: int) -> RowPush:
     """Return what :func:`pack_push` has packed for ``part``. Raises :class:`ProtocolError` for
     anything else: other counts, ids that are not ascending or not of this part."""
-    source = _Source(payload)
-    counts, num_wanted = source.counts(specs), source.counts(specs)
-    _require_few(specs, counts)
-    _require_few(specs, num_wanted)
-    ids = source.ids(specs, counts, part=part)
-    rows = source.rows(specs, counts)
-    wanted = source.ids(specs, num_wanted, part=part)
+    source = _Source(specs, payload)
+    counts, num_wanted = source.counts(), source.counts()
+    ids, rows = source.ids(counts, part), source.rows(counts)
+    wanted = source.ids(num_wanted, part)
     source.require_end()
     return RowPush(ids, rows, wanted, source.num_before)
 
@@ -118,10 +113,8 @@ def pack_ids(specs: TableSpecs, ids: Sequence[Ids]) -> memoryview:
 
 def read_ids(specs: TableSpecs, payload: memoryview, *, part: int) -> list[Ids]:
     """Return what :func:`pack_ids` has packed for ``part``; raises as :func:`read_push`."""
-    source = _Source(payload)
-    counts = source.counts(specs)
-    _require_few(specs, counts)
-    ids = source.ids(specs, counts, part=part)
+    source = _Source(specs, payload)
+    ids = source.ids(source.counts(), part)
     source.require_end()
     return ids
 
@@ -134,7 +127,7 @@ def pack_rows(
     blocks: list[npt.NDArray[Any]] = [
         *(_counts(is_stored for is_stored, _ in rows), _counts(each for _, each in rows)),
         *(np.packbits(is_stored) for is_stored, _ in rows),
-        *(_encoded(specs, each) for _, each in rows),
+        *(encode_rows(specs.codec, each) for _, each in rows),
     ]
     payload = _joined(blocks, 0)
     into[: len(payload)] = payload
@@ -147,21 +140,19 @@ def read_rows(
     """Return the rows of ``ids``, by table, that a reply has brought, and first values where it has
     no row; ``first``: :func:`psdist.tables.store.first_rows`. Raises :class:`ProtocolError` for a
     reply to others."""
-    source, expected = _Source(payload), list(map(len, ids))
-    counts, num_stored = source.counts(specs), source.counts(specs)
+    source, expected = _Source(specs, payload), list(map(len, ids))
+    counts, num_stored = source.counts(), source.counts()
     if counts != expected:
         raise ProtocolError(f"a reply with {counts} rows of tables where {expected} belong")
     stored = [source.bits(num) for num in counts]
     if num_stored != [np.count_nonzero(each) for each in stored]:
         raise ProtocolError(f"a reply that counts {num_stored} rows and marks others")
-    found = list[Rows]()
-    tables = zip(ids, first, stored, source.rows(specs, num_stored), strict=True)
-    for each, store, is_stored, rows in tables:
+    found = source.rows(num_stored)
+    for table, (each, is_stored, rows) in enumerate(zip(ids, stored, found, strict=True)):
         if len(rows) < len(each):
             whole = np.empty((len(each), rows.shape[1]), np.float32)
-            whole[is_stored], whole[~is_stored] = rows, store.gather(each[~is_stored])
-            rows = whole
-        found.append(rows)
+            whole[is_stored], whole[~is_stored] = rows, first[table].gather(each[~is_stored])
+            found[table] = whole
     source.require_end()
     return found
 
@@ -192,7 +183,8 @@ def decode_rows(codec: str, data: npt.NDArray[np.uint8]) -> Rows:
 class _Source:
     """Reads a payload block by block."""
 
-    def __init__(self, payload: memoryview) -> None:
+    def __init__(self, specs: TableSpecs, payload: memoryview) -> None:
+        self._specs = specs
         self._data = np.frombuffer(payload, np.uint8)
         if len(self._data) < _HEAD.size:
             raise ProtocolError(f"a message of rows with {len(self._data)} bytes")
@@ -211,30 +203,33 @@ class _Source:
         self._at += _aligned(num_bytes)
         return taken
 
-    def counts(self, specs: TableSpecs) -> list[int]:
-        numbers = self._take(4 * len(specs.tables)).view(np.uint32)
-        return [int(each) for each in numbers]
+    def counts(self) -> list[int]:
+        counts: list[int] = self._take(4 * len(self._specs.tables)).view(np.uint32).tolist()
+        if sum(counts) > self._specs.max_rows:
+            raise ProtocolError(
+                f"a message with {sum(counts)} rows of tables; at most {self._specs.max_rows} are "
+                "allowed (tables.max_rows)"
+            )
+        return counts
 
-    def ids(self, specs: TableSpecs, counts: Sequence[int], *, part: int) -> list[Ids]:
+    def ids(self, counts: Sequence[int], part: int) -> list[Ids]:
         found = list[Ids]()
-        for index, (table, count) in enumerate(zip(specs.tables, counts, strict=True)):
+        for index, (table, count) in enumerate(zip(self._specs.tables, counts, strict=True)):
             dtype = _id_dtype(table)
             data = self._take(dtype.itemsize * count).view(dtype)
-            ids: Ids = data.astype(np.int64, copy=False)
+            found.append(data.astype(np.int64, copy=False))
             if count:
-                _require_ids(specs, index, table, ids, part)
-            found.append(ids)
+                _require_ids(self._specs, index, found[-1], part)
         return found
 
     def bits(self, num: int) -> npt.NDArray[np.bool_]:
         return np.unpackbits(self._take(-(-num // 8)), count=num).view(np.bool_)
 
-    def rows(self, specs: TableSpecs, counts: Sequence[int]) -> list[Rows]:
-        found = list[Rows]()
-        for table, count in zip(specs.tables, counts, strict=True):
-            width = row_bytes(specs.codec, table.dim)
-            data = self._take(width * count).reshape(count, width)
-            found.append(decode_rows(specs.codec, data))
+    def rows(self, counts: Sequence[int]) -> list[Rows]:
+        found, codec = list[Rows](), self._specs.codec
+        for table, count in zip(self._specs.tables, counts, strict=True):
+            width = row_bytes(codec, table.dim)
+            found.append(decode_rows(codec, self._take(width * count).reshape(count, width)))
         return found
 
     def require_end(self) -> None:
@@ -244,15 +239,8 @@ class _Source:
             )
 
 
-def _require_few(specs: TableSpecs, counts: Sequence[int]) -> None:
-    if sum(counts) > specs.max_rows:
-        raise ProtocolError(
-            f"a message with {sum(counts)} rows of tables; at most {specs.max_rows} are allowed "
-            "(tables.max_rows)"
-        )
-
-
-def _require_ids(specs: TableSpecs, index: int, table: TableSpec, ids: Ids, part: int) -> None:
+def _require_ids(specs: TableSpecs, index: int, ids: Ids, part: int) -> None:
+    table = specs.tables[index]
     if len(ids) > 1 and not (ids[1:] > ids[:-1]).all():
         raise ProtocolError(f"ids of table {table.name} that are not ascending, or there twice")
     if table.num_rows is not None and not (ids[0] >= 0 and ids[-1] < table.num_rows):
@@ -276,10 +264,6 @@ def _narrowed(specs: TableSpecs, ids: Iterable[Ids]) -> list[npt.NDArray[Any]]:
 
 def _counts(blocks: Iterable[Sized]) -> npt.NDArray[np.uint32]:
     return np.array([len(each) for each in blocks], np.uint32)
-
-
-def _encoded(specs: TableSpecs, rows: Rows) -> npt.NDArray[np.uint8]:
-    return encode_rows(specs.codec, rows)
 
 
 def _joined(blocks: Sequence[npt.NDArray[Any]], num_before: int) -> memoryview:

@@ -16,7 +16,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, fields
 from functools import cached_property
 from typing import Any, Final, TypeAlias
 
@@ -70,7 +70,7 @@ class TableSpec:
     admit: int = 0
     """Occurrences of an id until it gets a row; 0 and 1: at once."""
     evict: str = ""
-    """psdist.tables.eviction; "": never."""
+    """psdist.tables.retention; "": never."""
 
     @cached_property
     def key(self) -> np.uint64:
@@ -135,14 +135,8 @@ class TableSpecs:
         part. An optimizer group for each table carries its hyperparameters; the first group has
         the elements."""
         pieces = [
-            Piece(
-                name=f"part {part}",
-                shape=(1,),
-                stride=(1,),
-                dtype="float32",
-                optimizer_group=0,
-            )
-            for part in range(self.num_parts)
+            Piece(name=f"part {n}", shape=(1,), stride=(1,), dtype="float32", optimizer_group=0)
+            for n in range(self.num_parts)
         ]
         return Partition.cut(pieces, chunk_bytes=ALIGN * ITEM_BYTES["float32"])
 
@@ -151,8 +145,7 @@ class TableSpecs:
         return self.partition().shard(weights)
 
     def encode(self) -> bytes:
-        tables = [[getattr(each, name) for name in _FIELDS] for each in self.tables]
-        packed = msgpack.packb([tables, self.num_parts, self.max_rows, self.codec])
+        packed = msgpack.packb(astuple(self))
         assert isinstance(packed, bytes)
         return packed
 
@@ -165,36 +158,26 @@ class TableSpecs:
             tables, num_parts, max_rows, codec = msgpack.unpackb(data)
             if not 0 < len(tables) <= MOST_TABLES:
                 raise ProtocolError(f"description of {len(tables)} tables")
-            found = cls(
-                tables=tuple(_table(each) for each in tables),
+            return cls(
+                tables=tuple(map(_table, tables)),
                 num_parts=_whole(num_parts, 1, MOST_PARTS),
                 max_rows=_whole(max_rows, 1, 2**31),
                 codec=str(codec),
             )
         except (ValueError, TypeError, msgpack.UnpackException) as error:
             raise ProtocolError(f"description of tables that is damaged: {error}") from None
-        return found
 
 
-_FIELDS: Final = (
-    "name",
-    "num_rows",
-    "dim",
-    "optimizer",
-    "arguments",
-    "seed",
-    "scale",
-    "admit",
-    "evict",
-)
 _KINDS: Final = (str, int | None, int, str, dict, int, float, int, str)
+"""Of the fields of a table."""
 
 
 def _table(values: Any) -> TableSpec:
-    for name, value, kind in zip(_FIELDS, values, _KINDS, strict=True):
+    given = dict[str, Any]()
+    for each, value, kind in zip(fields(TableSpec), values, _KINDS, strict=True):
         if isinstance(value, bool) or not isinstance(value, kind):
-            raise ValueError(f"{name} of a table is {value!r:.80}")
-    given = dict(zip(_FIELDS, values, strict=True))
+            raise ValueError(f"{each.name} of a table is {value!r:.80}")
+        given[each.name] = value
     given["arguments"] = {str(key): float(each) for key, each in given["arguments"].items()}
     table = TableSpec(**given)
     if problem := table.problem():

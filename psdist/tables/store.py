@@ -1,7 +1,7 @@
 """The rows of one part of one table: values, optimizer state, and where they are in memory.
 
     store = RowStore(spec, buckets=specs.buckets_of_part(0))
-    store.gather(ids, into)                                  # float32 [n, dim]
+    store.gather(ids)                                        # float32 [n, dim]
     ids, gradients = store.merge([Contribution(ids, rows, 0.5), ...])
     store.apply(ids, gradients, lr=0.1, clock=7)             # once an iteration, also without ids
     rows = store.stored(store.in_order())                    # for a checkpoint
@@ -29,8 +29,6 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import InvariantError, UserError
-from psdist.tables.admission import Admission
-from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import (
     SKETCH,
@@ -41,6 +39,7 @@ from psdist.tables.kernels.reference import (
     empty_index,
 )
 from psdist.tables.optimizers import row_optimizer
+from psdist.tables.retention import Admission, Eviction, parse_eviction
 from psdist.tables.specs import NUM_BUCKETS, Ids, Rows, TableSpec, TableSpecs, mixed
 
 _FEWEST: Final = 256
@@ -65,7 +64,7 @@ class StoredRows(NamedTuple):
     state: Rows
     """[n, words]: the optimizer's state, then an int32 for eviction, as 4-byte words."""
     counts: Cells
-    """[buckets, 4, 256], of psdist.tables.admission."""
+    """[buckets, 4, 256], of psdist.tables.retention."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -117,12 +116,10 @@ class RowStore:
     def __len__(self) -> int:
         return self._num_slots - len(self._free)
 
-    def gather(self, ids: Ids, into: Rows | None = None) -> Rows:
-        """Return the values of ``ids``, float32 [n, dim], in ``into`` (C-contiguous) if given."""
-        found = np.empty((len(ids), self.spec.dim), np.float32) if into is None else into
+    def gather(self, ids: Ids) -> Rows:
+        """Return the values of ``ids``, float32 [n, dim]."""
+        found = np.empty((len(ids), self.spec.dim), np.float32)
         self._require(ids, found)
-        if not (found.flags.c_contiguous and found.flags.aligned and found.flags.writeable):
-            raise InvariantError(f"table {self.spec.name}: rows to be written to other memory")
         self._kernels.gather(self._memory, ids, self._kernels.find(self._memory, ids), found)
         return found
 
@@ -179,9 +176,9 @@ class RowStore:
     @property
     def counts(self) -> Cells:
         """The counts of each bucket, not a copy; no buckets without admission."""
-        return (
-            np.empty((0, *SKETCH), np.uint8) if self._admission is None else self._admission.cells
-        )
+        if self._admission is None:
+            return np.empty((0, *SKETCH), np.uint8)
+        return self._admission.cells
 
     def restore(self, rows: StoredRows, *, first_bucket: int) -> None:
         """Store rows of any buckets, none of which are here yet, and counts from
@@ -196,12 +193,11 @@ class RowStore:
 
     def statistics(self) -> StoreStatistics:
         num, admission = len(self), self._admission
-        reserved = len(self._mapping) + self._memory.index.nbytes
         return StoreStatistics(
             num_rows=num,
             value_bytes=4 * num * self.spec.dim,
             state_bytes=4 * num * self._optimizer.state_words(self.spec.dim),
-            reserved_bytes=reserved + (0 if admission is None else admission.num_bytes),
+            reserved_bytes=len(self._mapping) + self._memory.index.nbytes + self.counts.nbytes,
             num_dropped=0 if admission is None else admission.num_dropped,
             num_evicted=self._num_evicted,
         )
@@ -269,11 +265,9 @@ class RowStore:
     def _reindex(self, num_entries: int) -> None:
         self._memory.index = np.empty(0, self._memory.index.dtype)  # not both in memory
         self._memory.index = empty_index(num_entries)
-        is_live: npt.NDArray[np.uint8] | None = None
-        if len(self._free):
-            is_live = np.ones(self._num_slots, np.uint8)
-            is_live[self._free] = 0
-        self._kernels.reindex(self._memory, self._num_slots, is_live)
+        is_live = np.ones(self._num_slots, np.bool_)
+        is_live[self._free] = False
+        self._kernels.reindex(self._memory, is_live)
 
     def _live(self) -> Slots:
         """Return the slots of all rows."""

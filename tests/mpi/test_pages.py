@@ -52,6 +52,7 @@ def test_the_scripts_of_the_tutorials_train(tmp_path: Path) -> None:
         "docs/tutorials/from-ddp.md: clock 48",
         "docs/tutorials/from-horovod.md: clock 32",
         "docs/tutorials/from-rpc.md: clock 16",
+        "docs/tutorials/tables.md: clock 16",
     ], done.text
     assert (tmp_path / "model.safetensors").exists()
 

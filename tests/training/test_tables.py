@@ -242,6 +242,34 @@ def test_rows_that_the_script_announces_come_with_the_step(tmp_path: Path) -> No
     assert served(scenario, tmp_path).results[0]["pulled"] == 2
 
 
+def test_rows_weigh_as_much_as_the_samples_of_their_worker(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job)
+        before = rows_of(model)
+        for ids in job.loader(torch.arange(7), batch_size=2):  # the last batch: 2 samples and 1
+            optimizer.zero_grad()
+            model.items(ids).sum(dim=1).mean().backward()
+            optimizer.step()
+        return {"moved": (before - rows_of(model))[:8, 0]}
+
+    moved = served(scenario, tmp_path, groups=((0,), (1,))).results[0]["moved"].tolist()
+    assert moved == pytest.approx([LR / 4] * 4 + [LR / 3] * 3 + [0], abs=1e-6)
+
+
+def test_a_compiled_model_has_the_rows_of_the_model(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), lr=LR)
+        job.prepare(torch.compile(model, backend="eager"), optimizer)
+        return {"rows": rows_of(model)}
+
+    def plain(job: Job) -> Result:
+        return {"rows": rows_of(prepared(job)[0])}
+
+    found = [served(each, tmp_path / each.__name__) for each in (scenario, plain)]
+    assert torch.equal(found[0].results[0]["rows"], found[1].results[0]["rows"])
+
+
 # -- misuse ----------------------------------------------------------------------------------------
 
 
@@ -272,6 +300,12 @@ def test_tables_in_two_optimizers_are_refused(tmp_path: Path) -> None:
         job.prepare(model, [torch.optim.SGD(each.parameters(), lr=LR) for each in model])
 
     refused(tmp_path, ModelError, "put all tables into one optimizer", scenario)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_converted_table_is_refused(dtype: torch.dtype, tmp_path: Path) -> None:
+    match = r"table items was converted to torch\..*float16; rows are float32"
+    refused(tmp_path, ModelError, match, lambda job: prepared(job, Net().to(dtype)))
 
 
 def test_an_optimizer_without_a_counterpart_names_the_choices(tmp_path: Path) -> None:

@@ -70,10 +70,10 @@ class _Cache:
             self.used[self._free], self.used[beside] = -1, _NEVER
             gone = min(max(num, num_rows // _SHARE), num_rows - len(beside))
             self._free = np.argpartition(self.used, gone - 1)[:gone].astype(np.int32)
-            is_live = np.ones(num_rows, np.uint8)
-            is_live[self._free] = 0
+            is_live = np.ones(num_rows, np.bool_)
+            is_live[self._free] = False
             self.memory.index["slot"] = -1
-            self.kernels.reindex(self.memory, num_rows, is_live)
+            self.kernels.reindex(self.memory, is_live)
         taken, self._free = self._free[:num], self._free[num:]
         return taken
 

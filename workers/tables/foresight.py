@@ -54,11 +54,13 @@ class Place(NamedTuple):
         )
 
     def of(self, leaves: Mapping[Path, torch.Tensor]) -> torch.Tensor | None:
-        """Return the view in another batch; None if the batch has other shapes."""
+        """Return the view in another batch; None if the batch has other shapes, or is too short."""
         tensor = leaves.get(self.path)
-        if tensor is None or _whole(tensor) != self.whole:
+        if tensor is None or _whole(tensor) != self.whole or self.offset < 0:
             return None
         shape = [tensor.shape[0] if n == -1 else n for n in self.shape]
+        if self.offset + _extent(shape, self.stride) > _extent(tensor.shape, tensor.stride()):
+            return None
         return tensor.as_strided(shape, self.stride, tensor.storage_offset() + self.offset)
 
 
@@ -66,10 +68,16 @@ def _whole(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape[1:], tensor.stride()
 
 
+def _extent(shape: Sequence[int], stride: Sequence[int]) -> int:
+    """Return the elements from the first one of a view to its last."""
+    return 1 + sum((n - 1) * each for n, each in zip(shape, stride, strict=True))
+
+
 def leaves_of(tree: Any, path: Path = ()) -> Iterator[tuple[Path, torch.Tensor]]:
     """Yield the tensors of integers in a batch, with their paths."""
     if isinstance(tree, torch.Tensor):
-        if tree.dim() and tree.dtype in (torch.int64, torch.int32):
+        is_plain = tree.layout is torch.strided and not tree.is_nested
+        if is_plain and tree.dim() and tree.dtype in (torch.int64, torch.int32):
             yield path, tree
     elif isinstance(tree, Mapping):
         for key, each in tree.items():
@@ -117,7 +125,9 @@ class Foresight:
         self._tries[table] += 1
         for path, leaf in self._leaves.items():
             if leaf.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
-                return Place.at(path, leaf, given)
+                place = Place.at(path, leaf, given)
+                if place.of(self._leaves) is not None:  # else it lies beside this tensor
+                    return place
             views = [leaf, *(view for dim in range(1, leaf.dim()) for view in leaf.unbind(dim))]
             for view in views:
                 if _is_same(view, given):

@@ -20,9 +20,9 @@ import torch
 from torch.nn import functional
 
 from psdist.errors import UsageError
-from psdist.tables.eviction import parse_eviction
 from psdist.tables.kernels import row_kernels
 from psdist.tables.optimizers import RowOptimizer
+from psdist.tables.retention import parse_eviction
 from psdist.tables.specs import Ids, Rows, TableSpec
 from psdist.tables.store import RowStore
 from psdist.workers.tables.gradients import RowGradients
@@ -129,7 +129,7 @@ class _Found(NamedTuple):
 
 def _eager(function: Callable[..., _T]) -> Callable[..., _T]:
     """Return a function that torch.compile leaves as it is."""
-    if not torch.compiler.is_compiling():  # the wrapper takes 30 us a call
+    if not torch.compiler.is_compiling():
         return function
     wrapped: Callable[..., _T] = torch.compiler.disable(function)  # type: ignore[no-untyped-call] # torch's
     return wrapped
@@ -164,8 +164,13 @@ class Table(torch.nn.Module):
             raise UsageError(f"psdist.{type(self).__name__}({num_rows}, {dim}, ...): {problem}")
         if evict:
             parse_eviction(evict)
-        if padding_idx is not None and padding_idx < 0 and num_rows is not None:
-            padding_idx += num_rows
+        if padding_idx is not None and num_rows is not None:
+            if not -num_rows <= padding_idx < num_rows:
+                raise UsageError(
+                    f"psdist.{type(self).__name__}({num_rows}, {dim}, ...): padding_idx is "
+                    f"{padding_idx}; expected {-num_rows} to {num_rows - 1}"
+                )
+            padding_idx %= num_rows
         self.optimizer = optimizer
         self.padding_idx = padding_idx
         self.rows_on_servers = torch.nn.Parameter(torch.zeros(1, device=device))
@@ -281,7 +286,7 @@ class Embedding(Table):
         return _eager(Embedding._vectors)(self, ids)
 
     def _vectors(self, ids: torch.Tensor) -> torch.Tensor:
-        if ids.is_cuda or not len(ids) or self.padding_idx is not None:
+        if ids.is_cuda or not ids.numel() or self.padding_idx is not None:
             rows, at, padding = self._look_up(ids)
             return functional.embedding(at, rows, padding)
         found = self._found(ids)

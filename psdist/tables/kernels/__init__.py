@@ -24,6 +24,7 @@ import numpy.typing as npt
 
 from psdist.c_libraries import load_library
 from psdist.tables.kernels.reference import (
+    RULES,
     SKETCH,
     Cells,
     Contribution,
@@ -39,30 +40,28 @@ _T = TypeVar("_T", bound=np.generic)
 _log: Final = logging.getLogger(__name__)
 
 _SOURCE: Final = Path(__file__).with_name("rows.c")
-_RULES: Final = {
-    "sgd": 1,
-    "row_wise_adagrad": 2,
-    "adagrad": 2,
-    "adam": 4,
-    "row_wise_adam": 4,
-    "ftrl": 4,
+_KINDS: Final[dict[str, Any]] = {"p": ctypes.c_void_p, "n": ctypes.c_int64, "": None}
+_PASSES: Final = dict.fromkeys(RULES, "ppnpppn") | {
+    "find": "ppnp",
+    "add": "pppn",
+    "reindex": "pnp",
+    "gather": "pppnp",
+    "merge": "pnnppp>n",
+    "distinct": "pnppp>n",
+    "sum_at": "pnpnnp",
+    "count": "pppnpp",
 }
-"""Rule -> the numbers it takes."""
+"""Passes of rows.c -> arguments and result, pointers and numbers."""
 
 
 class _Memory(ctypes.Structure):
     """memory_t of rows.c."""
 
     _fields_ = (
-        ("records", ctypes.c_void_p),
-        ("index", ctypes.c_void_p),
-        ("capacity", ctypes.c_int64),
-        ("stride", ctypes.c_int64),
-        ("key_words", ctypes.c_int64),
-        ("dim", ctypes.c_int64),
+        *((name, ctypes.c_void_p) for name in ("records", "index")),
+        *((name, ctypes.c_int64) for name in ("capacity", "stride", "key_words", "dim")),
         ("first", ctypes.c_uint64),
-        ("step", ctypes.c_float),
-        ("fill", ctypes.c_float),
+        *((name, ctypes.c_float) for name in ("step", "fill")),
     )
 
 
@@ -83,43 +82,27 @@ class CompiledKernels(Kernels):
     name = "C"
 
     def __init__(self, library: ctypes.CDLL) -> None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self._find, self._add, self._reindex, self._gather, self._merge, self._count = (
-            getattr(library, f"rows_{name}")
-            for name in ("find", "add", "reindex", "gather", "merge", "count")
-        )
-        self._distinct, self._sum_at = library.rows_distinct, library.rows_sum_at
-        self._find.argtypes = (pointer, pointer, number, pointer)
-        self._add.argtypes = (pointer, pointer, pointer, number)
-        self._reindex.argtypes = (pointer, number, pointer)
-        self._gather.argtypes = (pointer, pointer, pointer, number, pointer)
-        self._merge.argtypes = (pointer, number, number, pointer, pointer, pointer)
-        self._count.argtypes = (pointer, pointer, pointer, number, pointer, pointer)
-        self._distinct.argtypes = (pointer, number, pointer, pointer, pointer)
-        self._sum_at.argtypes = (pointer, number, pointer, number, number, pointer)
-        self._rules = {rule: getattr(library, f"rows_{rule}") for rule in _RULES}
-        passes = self._find, self._add, self._reindex, self._gather, self._count, self._sum_at
-        for each in (*passes, *self._rules.values()):
-            each.restype = None
-        for rule in self._rules.values():
-            rule.argtypes = (pointer, pointer, number, pointer, pointer, pointer, number)
-        self._merge.restype = self._distinct.restype = number
+        self._c: Any = library
+        for name, kinds in _PASSES.items():
+            arguments, _, result = kinds.partition(">")
+            each = getattr(library, f"rows_{name}")
+            each.argtypes, each.restype = [_KINDS[kind] for kind in arguments], _KINDS[result]
 
     def find(self, memory: RowMemory, ids: Ids) -> Slots:
         ids, slots = _plain(ids), np.empty(len(ids), np.int32)
-        self._find(_passed(memory), _at(ids), len(ids), _at(slots))
+        self._c.rows_find(_passed(memory), _at(ids), len(ids), _at(slots))
         return slots
 
     def add(self, memory: RowMemory, ids: Ids, slots: Slots) -> None:
         ids, slots = _plain(ids), _plain(slots)
-        self._add(_passed(memory), _at(ids), _at(slots), len(ids))
+        self._c.rows_add(_passed(memory), _at(ids), _at(slots), len(ids))
 
-    def reindex(self, memory: RowMemory, num: int, is_live: npt.NDArray[np.uint8] | None) -> None:
-        self._reindex(_passed(memory), num, None if is_live is None else _at(is_live))
+    def reindex(self, memory: RowMemory, is_live: npt.NDArray[np.bool_]) -> None:
+        self._c.rows_reindex(_passed(memory), len(is_live), _at(is_live))
 
     def gather(self, memory: RowMemory, ids: Ids, slots: Slots, into: Rows) -> None:
         ids = _plain(ids)
-        self._gather(_passed(memory), _at(ids), _at(slots), len(ids), _at(into))
+        self._c.rows_gather(_passed(memory), _at(ids), _at(slots), len(ids), _at(into))
 
     def merge(self, given: Sequence[Contribution], dim: int) -> tuple[Ids, Rows]:
         arrays = [(_plain(e.ids), _plain(e.rows)) for e in given]
@@ -132,7 +115,9 @@ class CompiledKernels(Kernels):
         most = sum(len(ids) for ids, _ in arrays)
         at, found = np.empty(len(given), np.int64), np.empty(most, np.int64)
         sums = np.empty((most, dim), np.float32)
-        num = self._merge(ctypes.addressof(table), len(given), dim, _at(at), _at(found), _at(sums))
+        num = self._c.rows_merge(
+            ctypes.addressof(table), len(given), dim, _at(at), _at(found), _at(sums)
+        )
         return found[:num], sums[:num]
 
     def distinct(self, ids: Ids) -> tuple[Ids, npt.NDArray[np.int64]]:
@@ -140,7 +125,7 @@ class CompiledKernels(Kernels):
         memory = np.empty((6, num), np.int64)
         work = _at(memory)
         found, at = work + 4 * memory.strides[0], work + 5 * memory.strides[0]
-        num_found = self._distinct(_at(ids), num, work, found, at)
+        num_found = self._c.rows_distinct(_at(ids), num, work, found, at)
         return memory[4, :num_found], memory[5]
 
     def sum_at(self, rows: Rows, at: npt.NDArray[np.int64], num: int) -> Rows:
@@ -148,7 +133,7 @@ class CompiledKernels(Kernels):
             rows = rows.copy()
         at, sums = _plain(at), np.zeros((num, rows.shape[1]), np.float32)
         stride = rows.strides[0] // 4
-        self._sum_at(_at(rows), stride, _at(at), len(at), rows.shape[1], _at(sums))
+        self._c.rows_sum_at(_at(rows), stride, _at(at), len(at), rows.shape[1], _at(sums))
         return sums
 
     def count(
@@ -156,7 +141,7 @@ class CompiledKernels(Kernels):
     ) -> npt.NDArray[np.uint8]:
         counts, is_seen = np.empty(len(hashes), np.uint8), np.zeros(len(cells), np.uint8)
         num = len(hashes)
-        self._count(_at(cells), _at(hashes), _at(buckets), num, _at(is_seen), _at(counts))
+        self._c.rows_count(_at(cells), _at(hashes), _at(buckets), num, _at(is_seen), _at(counts))
         return counts
 
     def update(
@@ -169,7 +154,7 @@ class CompiledKernels(Kernels):
         sizes: npt.NDArray[np.float64],
     ) -> None:
         gradients, own = _plain(gradients), np.array(numbers, np.float64)
-        update = self._rules[rule]
+        update = getattr(self._c, f"rows_{rule}")
         passed, num = _passed(memory), len(slots)
         update(passed, _at(slots), num, _at(gradients), _at(own), _at(sizes), len(sizes))
 
@@ -190,25 +175,11 @@ def _at(array: npt.NDArray[Any]) -> int:
 
 
 def _passed(memory: RowMemory) -> Any:
-    records, index, capacity = _at(memory.records), _at(memory.index), len(memory.index)
-    passed = memory.passed
-    if passed is None or (passed.records, passed.index, passed.capacity) != (
-        records,
-        index,
-        capacity,
-    ):
-        passed = memory.passed = _Memory(
-            records=records,
-            index=index,
-            capacity=capacity,
-            stride=memory.records.shape[1],
-            key_words=memory.key_words,
-            dim=memory.dim,
-            first=memory.first,
-            step=memory.step,
-            fill=memory.fill,
-        )
-    return ctypes.byref(passed)
+    places = _at(memory.records), _at(memory.index), len(memory.index)
+    if memory.passed is None or memory.passed[0] != places:
+        numbers = memory.records.shape[1], memory.key_words, memory.dim, memory.first
+        memory.passed = places, _Memory(*places, *numbers, memory.step, memory.fill)
+    return ctypes.byref(memory.passed[1])
 
 
 @functools.cache
@@ -230,47 +201,34 @@ def row_kernels() -> Kernels:
 
 
 def _trial(kernels: Kernels, dim: int) -> list[bytes]:
-    """Return what all passes make of hard rows."""
+    """Return what the passes make of hard rows."""
     generator, num = np.random.default_rng(7), 500
-    found = list[bytes]()
-    for key_words, rule in enumerate(_RULES):
-        width = 2 - key_words % 2
-        stride = width + dim + 2 * dim + 2
+    scales = np.array([1.0, 1e-3, 3e-39, 1e18], np.float32)
+    found = list[npt.NDArray[Any]]()
+    for number, rule in enumerate(RULES):
+        words = 2 - number % 2
         memory = RowMemory(
-            records=np.zeros((num, stride), np.float32), index=empty_index(num // 2 + 40),
-            key_words=width, dim=dim, first=key_words + 2**63, step=np.float32(1e-7), fill=0.25,
+            records=np.zeros((num, words + 3 * dim + 2), np.float32), index=empty_index(num // 2),
+            key_words=words, dim=dim, first=number + 2**63, step=np.float32(1e-7), fill=0.25,
         )  # fmt: skip
-        most = 2**31 if width == 1 else 2**63
-        ids = np.unique(generator.integers(0, most, num // 2))
-        slots = np.arange(len(ids), dtype=np.int32)
-        kernels.add(memory, ids[::2], slots[::2])
-        scales = np.array([1.0, 1e-3, 3e-39, 1e18], np.float32)
-        for step in range(3):
+        ids = np.unique(generator.integers(0, 2 ** (32 * words - 1), num // 2))
+        kernels.add(memory, ids[::2], np.arange(len(ids[::2]), dtype=np.int32))
+        for _ in range(3):
             rows = generator.standard_normal((len(ids), dim)).astype(np.float32)
             rows *= generator.choice(scales, (len(ids), 1))
             rows[:5], rows[5:9, ::2] = 0.0, -0.0
             given = [Contribution(ids, rows, 1.0), Contribution(ids[::3], rows[::3], -0.3)]
             merged, sums = kernels.merge(given, dim)
-            places = kernels.find(memory, merged)
-            if step == 1:
-                kernels.add(memory, merged[places < 0], slots[1::2])
-                memory.index = empty_index(num // 2 + 30)
-                kernels.reindex(memory, len(ids), None)
-                places = kernels.find(memory, merged)
-            sizes, num_numbers = np.array([0.3, 0.7]), _RULES[rule]
-            numbers = (0.05, 1e-8, 0.1, 0.001)[:num_numbers]
-            kernels.update(memory, rule, places[places >= 0], sums[places >= 0], numbers, sizes)
+            slots, sizes = kernels.find(memory, merged), np.array([0.3, 0.7])
+            is_here, numbers = slots >= 0, (0.05, 1e-8, 0.1, 0.001)
+            kernels.update(memory, rule, slots[is_here], sums[is_here], numbers, sizes)
             into = np.empty((len(merged), dim), np.float32)
-            kernels.gather(memory, merged, places, into)
-            found += [merged.tobytes(), sums.tobytes(), places.tobytes(), into.tobytes()]
-        mixed_up = generator.choice(ids, num) * generator.choice([1, -1], num)
-        different, at = kernels.distinct(mixed_up)
+            kernels.gather(memory, merged, slots, into)
+            found += [merged, sums, slots, into]
+        memory.index, cells = empty_index(num // 2), np.zeros((3, *SKETCH), np.uint8)
+        kernels.reindex(memory, np.arange(len(ids[::2])) % 3 > 0)
+        different, at = kernels.distinct(generator.choice(ids, num) - ids[num // 4])
+        counts = kernels.count(cells, memory.hashes(ids), np.arange(len(ids)) % 2 + 1)
         sums = kernels.sum_at(rows[:, 1:], at[: len(rows)], len(different))
-        found += [different.tobytes(), at.tobytes(), sums.tobytes()]
-        cells = np.zeros((3, *SKETCH), np.uint8)
-        for step in range(60):
-            hashes = memory.hashes(ids[: 4 * step])
-            buckets = np.arange(len(hashes)) % 2 + 1
-            found.append(kernels.count(cells, hashes, buckets).tobytes())
-        found += [memory.records.tobytes(), cells.tobytes()]
-    return found
+        found += [kernels.find(memory, ids), different, at, counts, cells, sums, memory.records]
+    return [each.tobytes() for each in found]

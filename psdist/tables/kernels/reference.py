@@ -27,7 +27,7 @@ Slots: TypeAlias = npt.NDArray[np.int32]
 _Hashes: TypeAlias = npt.NDArray[np.uint64]
 
 Cells: TypeAlias = npt.NDArray[np.uint8]
-"""[buckets, 4, 256], or of one bucket [4, 256]: counts of psdist.tables.admission."""
+"""[buckets, 4, 256], or of one bucket [4, 256]: counts of psdist.tables.retention."""
 
 SKETCH: Final = (4, 256)
 ENTRY: Final = np.dtype([("tag", np.uint8), ("slot", np.int32)])
@@ -108,10 +108,9 @@ class Kernels:
         memory.records[slots, end:] = memory.fill
         _enter(memory, memory.hashes(ids), slots)
 
-    def reindex(self, memory: RowMemory, num: int, is_live: npt.NDArray[np.uint8] | None) -> None:
-        """Fill an empty index with the first ``num`` records. ``is_live``: by record; None: all."""
-        is_taken = np.ones(num, np.uint8) if is_live is None else is_live
-        slots = np.flatnonzero(is_taken).astype(np.int32)
+    def reindex(self, memory: RowMemory, is_live: npt.NDArray[np.bool_]) -> None:
+        """Fill an empty index with the first records, of which some are live."""
+        slots = np.flatnonzero(is_live).astype(np.int32)
         _enter(memory, memory.hashes(memory.keys(slots)), slots)
 
     def gather(self, memory: RowMemory, ids: Ids, slots: Slots, into: Rows) -> None:
@@ -176,7 +175,7 @@ class Kernels:
         values, state = words[:, : memory.dim], words[:, memory.dim :]
         own = np.array(numbers, np.float32)
         with np.errstate(all="ignore"):  # as C does
-            _RULES[rule](_Update(values, state, gradients, own, float(numbers[0]), sizes))
+            RULES[rule](_Update(values, state, gradients, own, float(numbers[0]), sizes))
         memory.records[slots, memory.key_words :] = words
 
 
@@ -238,13 +237,13 @@ def _sgd(given: _Update) -> None:
 
 
 def _row_wise_adagrad(given: _Update) -> None:
-    values, state, gradient, (lr, eps), _, _ = given
+    values, state, gradient, (lr, eps, *_), _, _ = given
     state[:, 0] += _mean_square(gradient)
     values -= (lr / (np.sqrt(state[:, :1]) + eps)) * gradient
 
 
 def _adagrad(given: _Update) -> None:
-    values, state, gradient, (lr, eps), _, _ = given
+    values, state, gradient, (lr, eps, *_), _, _ = given
     squares = state[:, : values.shape[1]]
     squares += gradient * gradient
     values -= lr * gradient / (np.sqrt(squares) + eps)
@@ -286,7 +285,7 @@ def _ftrl(given: _Update) -> None:
     squares[:] = now
 
 
-_RULES: Final[Mapping[str, Callable[[_Update], None]]] = {
+RULES: Final[Mapping[str, Callable[[_Update], None]]] = {
     "sgd": _sgd,
     "row_wise_adagrad": _row_wise_adagrad,
     "adagrad": _adagrad,

@@ -112,14 +112,14 @@ static void enter(memory_t *memory, uint64_t hash, int32_t slot) {
     memcpy(memory->index + ENTRY * at + 1, &slot, 4);
 }
 
-/* Fill an empty index with the first num records; is_live: by record, NULL: all are. */
+/* Fill an empty index with the live ones of the first num records. */
 void rows_reindex(memory_t *memory, int64_t num, const uint8_t *is_live) {
     uint64_t hashes[BLOCK];
     int32_t slots[BLOCK];
     for (int64_t done = 0; done < num;) {
         int64_t size = 0;
         for (; size < BLOCK && done < num; done++) {
-            if (is_live && !is_live[done]) continue;
+            if (!is_live[done]) continue;
             hashes[size] = mix((uint64_t)key_of(memory, (int32_t)done) ^ memory->first);
             __builtin_prefetch(memory->index + ENTRY * home_of(memory, hashes[size]), 1);
             slots[size++] = (int32_t)done;

@@ -90,7 +90,9 @@ def race(way: str, options: argparse.Namespace, cluster: SlurmCluster | None) ->
         racer = ["-m", "tests.benchmarks.tables.racers"]
         words = ["--out", str(folder), "--ranks", str(WORKERS), *options.words]
         if WAYS[way]:
-            settings = [f"--set={each}" for each in (*WAYS[way], "progress=off", *options.set)]
+            settings = [
+                f"--set={each}" for each in (*WAYS[way], "report.progress=off", *options.set)
+            ]
             run = ["-m", "psdist", "run", "--servers", str(options.servers), "--group", "rank"]
             run += ["--run-dir", str(folder / "run"), *settings, *racer, "psdist", *words]
             commands = [run]

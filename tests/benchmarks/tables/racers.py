@@ -64,6 +64,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024)
     parser.add_argument("--rows", type=int, default=100_000, help="of each table")
     parser.add_argument("--dense", choices=DENSE, default="wide")
+    parser.add_argument("--stacked", action="store_true", help="psdist: one table for all features")
     parser.add_argument("--steps", type=int, default=40, help="measured ones")
     parser.add_argument("--warm-up", type=int, default=10)
     options = parser.parse_args()
@@ -114,15 +115,29 @@ def step_of(
 def race_psdist(options: argparse.Namespace) -> None:
     import psdist
 
+    class Stacked(nn.Module):
+        """All features have the rows of one table, each its own stretch."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            rows = TABLES * options.rows
+            self.table = psdist.Embedding(rows, DIM, optimizer=psdist.RowWiseAdagrad())
+            self.ranker = Ranker(TABLES, DIM, *DENSE[options.dense])
+
+        def forward(self, dense: Tensor, ids: Tensor) -> Any:
+            return self.ranker(dense, self.table(ids))
+
     job = psdist.init()
     count = (options.steps + options.warm_up) * options.batch * options.ranks
-    model = DLRM([options.rows] * TABLES, DIM, *DENSE[options.dense])
+    rows = [options.rows] * TABLES
+    kept = Kept(Clicks(count, rows))
+    if options.stacked:
+        kept.ids += options.rows * torch.arange(TABLES)
+    model = Stacked() if options.stacked else DLRM(rows, DIM, *DENSE[options.dense])
     model, optimizer, loader = job.prepare(
         model,
         torch.optim.Adagrad(model.parameters(), lr=LR),
-        DataLoader(
-            Kept(Clicks(count, [options.rows] * TABLES)), options.batch, collate_fn=as_it_is
-        ),
+        DataLoader(kept, options.batch, collate_fn=as_it_is),
     )
     job.barrier()
     measure(loader, step_of(model, optimizer), options, job.worker)

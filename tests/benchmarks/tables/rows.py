@@ -82,11 +82,10 @@ def main() -> None:
         rows = weight[at] - given_rows * (0.01 / (sums.sqrt() + 1e-8))[:, None]
         weight.index_copy_(0, at, rows)
 
-    into = np.empty((given.batch, dim), np.float32)
     ways: dict[str, Callable[[np.ndarray], object]] = {
         "apply": apply,
         "update": lambda ids: store.apply(ids, gradients[: len(ids)], lr=0.01, clock=1),
-        "gather": lambda ids: store.gather(ids, into[: len(ids)]),
+        "gather": store.gather,
         "torch_gather": lambda ids: weight[torch.from_numpy(ids)],
         "torch_step": torch_step,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 import shutil
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,19 +47,28 @@ def command(*words: str) -> Completed:
     return run_program([sys.executable, "-m", "psdist", *words], timeout_s=TIMEOUT_S)
 
 
-@pytest.mark.parametrize("mpi", ["openmpi", pytest.param("mpich", marks=pytest.mark.slow)])
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The run directory of a job that was killed."""
+    run_dir = tmp_path_factory.mktemp("tables") / "killed"
+    assert run("openmpi", run_dir, "--record", script=(str(KILL),)).returncode != 0
+    return run_dir
+
+
+def resumed(killed: Path, run_dir: Path, *words: str, **options: Any) -> Completed:
+    shutil.copytree(killed, run_dir)
+    return run("openmpi", run_dir, "--resume", "--record", *words, **options)
+
+
 def test_a_killed_job_resumed_on_any_servers_equals_one_that_was_not_killed(
-    mpi: Mpi, tmp_path: Path
+    killed: Path, tmp_path: Path
 ) -> None:
     whole = tmp_path / "whole"
-    succeeded(run(mpi, whole))
+    succeeded(run("openmpi", whole))
     rows = Path(f"{whole}-rows.safetensors").read_bytes()
-    killed = tmp_path / "killed"
-    assert run(mpi, killed, script=(str(KILL),)).returncode != 0
     for servers in (3, 1):
         run_dir = tmp_path / str(servers)
-        shutil.copytree(killed, run_dir)
-        again = succeeded(run(mpi, run_dir, "--resume", servers=servers))
+        again = succeeded(resumed(killed, run_dir, servers=servers))
         assert f"resumes from checkpoint {KEPT}" in again.text
         assert "worker 1 begins at 6" in again.stdout
         one, other = (Folder(each).open(LAST) for each in (whole, run_dir))
@@ -68,17 +78,22 @@ def test_a_killed_job_resumed_on_any_servers_equals_one_that_was_not_killed(
     out = tmp_path / "exported.safetensors"
     succeeded(command("export", str(tmp_path / "3"), str(out), "--table", "*"))
     assert out.read_bytes() == rows
+    assert "tables: sync" in succeeded(command("check", str(tmp_path / "3"))).stdout
 
 
-def test_a_job_resumes_with_another_number_of_workers(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "mode", ["tables.mode=async", pytest.param("mode=async", marks=pytest.mark.slow)]
+)
+def test_a_job_in_async_resumes_with_another_number_of_workers(
+    mode: str, killed: Path, tmp_path: Path
+) -> None:
     run_dir = tmp_path / "run"
-    assert run("openmpi", run_dir, script=(str(KILL),)).returncode != 0
-    again = succeeded(run("openmpi", run_dir, "--resume", workers=3, servers=1))
+    again = succeeded(resumed(killed, run_dir, "--set", mode, workers=3, servers=1))
     assert "worker 2 begins at 6" in again.stdout
-    for kind, words in (
-        ("other", "table items: num_rows 500 there, 600 here"),
-        ("none", "parameter items.rows_on_servers there, weight here"),
-    ):
-        refused = run("openmpi", run_dir, "--resume", script=("-1", kind))
-        assert refused.returncode != 0
-        assert words in refused.text
+    assert "tables: async" in succeeded(command("check", str(run_dir))).stdout
+
+
+def test_other_tables_are_refused(killed: Path, tmp_path: Path) -> None:
+    refused = resumed(killed, tmp_path / "run", script=("-1", "other"))
+    assert refused.returncode != 0
+    assert "table items: num_rows 500 there, 600 here; resume with the script" in refused.text

@@ -9,10 +9,9 @@ import numpy.typing as npt
 import pytest
 
 from psdist.errors import UsageError
-from psdist.tables.admission import Admission, check_admit
-from psdist.tables.eviction import Eviction, parse_eviction
 from psdist.tables.kernels import row_kernels
 from psdist.tables.kernels.reference import Kernels
+from psdist.tables.retention import Admission, Eviction, parse_eviction
 from psdist.tables.specs import TableSpec, mixed
 from psdist.tables.store import RowStore
 
@@ -74,7 +73,7 @@ def test_an_id_is_never_admitted_late_and_seldom_early(kernels: Kernels) -> None
     for share in (0.0, 0.02):
         assert admission.count(hashes, buckets).mean() <= share
     assert admission.count(hashes, buckets).all()
-    assert admission.num_bytes == 4 << 20
+    assert admission.cells.nbytes == 4 << 20
 
 
 @pytest.mark.parametrize("kernels", [Kernels(), row_kernels()], ids=["numpy", "C"])
@@ -97,13 +96,6 @@ def test_a_bucket_that_fills_is_halved_and_counts_stop_at_255(kernels: Kernels) 
 def test_rules_of_eviction_that_cannot_be_read_name_those_that_can(text: str) -> None:
     with pytest.raises(UsageError, match="expected 'lru:CAP' or 'lfu:CAP'"):
         parse_eviction(text)
-
-
-@pytest.mark.parametrize("admit", [-1, 256, 2.0, True, "2", None])
-def test_an_admit_that_is_no_number_of_iterations_is_refused(admit: object) -> None:
-    with pytest.raises(UsageError, match="expected a whole number from 0 to 255"):
-        check_admit(admit)
-    assert [check_admit(each) for each in (0, 255)] == [0, 255]
 
 
 def test_rules_of_eviction_are_read() -> None:

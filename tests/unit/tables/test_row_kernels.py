@@ -109,9 +109,9 @@ def test_an_index_is_filled_with_the_rows_that_are_left() -> None:
         memory = memory_of(OPTIMIZERS[0], 3, 2)
         ids = np.arange(-100, 180)
         kernels.add(memory, ids, np.arange(280, dtype=np.int32))
-        is_live = (ids % 3 == 0).astype(np.uint8)
+        is_live = ids % 3 == 0
         memory.index = empty_index(110)
-        kernels.reindex(memory, 280, is_live)
+        kernels.reindex(memory, is_live)
         slots = kernels.find(memory, ids)
         assert (slots == np.where(is_live, np.arange(280), -1)).all()
 

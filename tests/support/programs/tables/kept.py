@@ -1,9 +1,9 @@
-"""A training of tables with checkpoints, that may be killed: ``kept.py OUT KILL [lr | rows]``.
+"""A training of tables with checkpoints, that may be killed: ``kept.py OUT KILL [other]``.
 
 It makes STEPS iterations, with a checkpoint after every third, and saves the model and its rows to
 OUT; where it resumes, the rest of them. After iteration KILL the last worker is killed (-1: never),
 in the middle of a checkpoint, which waits for the one before: that is complete. With ``other`` the
-table of items has more rows, with ``none`` there are no tables.
+table of items has more rows.
 """
 
 from __future__ import annotations
@@ -37,14 +37,9 @@ class Clicks(nn.Module):
         return self.top(torch.cat([self.items(items), self.users(users)], dim=1)).squeeze(1)
 
 
-class Plain(nn.Linear):
-    def forward(self, items: torch.Tensor, users: torch.Tensor) -> torch.Tensor:
-        return super().forward((items[:, :1] + users[:, None]).sin()).squeeze(1)
-
-
 def main(out: str, kill: int, kind: str = "") -> None:
     job = psdist.init()
-    model: nn.Module = Plain(1, 1) if kind == "none" else Clicks(kind)
+    model = Clicks(kind)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     model, optimizer = job.prepare(model, optimizer)
     print(f"worker {job.worker} begins at {job.clock}", flush=True)

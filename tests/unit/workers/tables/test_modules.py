@@ -72,6 +72,11 @@ def test_an_embedding_is_torchs_on_its_rows(name: str, padding_idx: int | None) 
     require_alike(table, torchs, CASES[name][0], num_passes=2)
 
 
+def test_an_embedding_takes_one_id() -> None:
+    table = psdist.Embedding(NUM_ROWS, DIM)
+    require_alike(table, nn.Embedding(NUM_ROWS, DIM, _weight=values_of(table)), torch.tensor(3))
+
+
 @pytest.mark.parametrize("padding_idx", [None, 3])
 @pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 @pytest.mark.parametrize("name", CASES)
@@ -155,6 +160,9 @@ def test_wrong_arguments_are_named() -> None:
         psdist.Embedding(0, DIM)
     with pytest.raises(UsageError, match="lru"):
         psdist.Embedding(5, DIM, evict="lur:7")
+    for padding_idx in (5, -6):
+        with pytest.raises(UsageError, match=f"padding_idx is {padding_idx}; expected -5 to 4"):
+            psdist.Embedding(5, DIM, padding_idx=padding_idx)
 
 
 def test_a_copy_is_a_table_of_its_own() -> None:

@@ -1,8 +1,21 @@
-"""Eviction of rows: which rows a table gives up so that it stays within its memory.
+"""Which ids of a table get a row (``admit``), and which rows it gives up (``evict``).
 
-    rule = parse_eviction("lru:50_000_000")        # UsageError for anything else
-    rule.note(marks, slots, clock)                 # rows that a push has touched
-    rule.victims(marks, ids, clock)                # positions of rows to evict, between iterations
+    admission = Admission(2, buckets=range(0, 2048))        # of one part
+    is_admitted = admission.count(hashes, buckets)           # of ids without a row
+    admission.cells                                          # for a checkpoint
+    rule = parse_eviction("lru:50_000_000")                  # UsageError for anything else
+    rule.note(marks, slots, clock)                           # rows that a push has touched
+    rule.victims(marks, ids, clock)                          # positions of rows to evict
+
+A table with ``admit=N`` gives a row to an id that N iterations have touched. Until then the id
+reads its first value, and its gradient is dropped. Occurrences are estimated by a count-min sketch
+with conservative updates (Cormode and Muthukrishnan, J. Algorithms 2005; Estan and Varghese,
+SIGCOMM 2002). An estimate exceeds the truth only where all four cells of an id are shared. A table
+has 4 x 2^20 cells of one byte, 4 x 256 for each bucket. When half of a bucket's cells are in use,
+its counts are halved, which forgets rare ids. Cells belong to buckets, so every division of a table
+into parts admits the same ids.
+
+Evictions take place between iterations:
 
     lru:CAP   at most CAP rows; those that were touched the longest time ago go first
     lfu:CAP   at most CAP rows; those that were touched in the fewest iterations go first
@@ -25,11 +38,36 @@ import numpy as np
 import numpy.typing as npt
 
 from psdist.errors import UsageError
+from psdist.tables.kernels.reference import SKETCH, Cells, Kernels, Slots
 from psdist.tables.specs import Ids
 
 _FORM: Final = re.compile(r"(lru|lfu|age):([0-9][0-9_]{0,18})", re.ASCII)
 _SPARE: Final = 16
 Marks = npt.NDArray[np.int32]
+
+
+class Admission:
+    """The counts of one part's ids, and the decision. ``admit``: 2 to 255; ``buckets``: the part's
+    own."""
+
+    def __init__(self, admit: int, buckets: range, kernels: Kernels) -> None:
+        self._admit = admit
+        self._first = buckets.start
+        self._kernels = kernels
+        self.cells: Cells = np.zeros((len(buckets), *SKETCH), np.uint8)
+        """[buckets, 4, 256]: the whole state, by bucket."""
+        self.num_dropped = 0
+        """Occurrences of ids that were not admitted."""
+
+    def count(
+        self, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Count an occurrence of each id; return True for those that get a row. ``hashes``: of
+        distinct ids; ``buckets``: of the same ids."""
+        counts = self._kernels.count(self.cells, hashes, buckets - self._first)
+        is_admitted = counts >= self._admit
+        self.num_dropped += len(counts) - int(np.count_nonzero(is_admitted))
+        return is_admitted
 
 
 @dataclass(frozen=True)
@@ -44,7 +82,7 @@ class Eviction:
             return self
         return Eviction(self.kind, max(1, round(self.number * fraction)))
 
-    def note(self, marks: Marks, slots: npt.NDArray[np.int32], clock: int) -> None:
+    def note(self, marks: Marks, slots: Slots, clock: int) -> None:
         """Mark the rows that were touched at ``clock``. ``marks``: by slot, 0 for a new row."""
         if self.kind == "lfu":
             marks[slots] += 1
