@@ -14,6 +14,9 @@ from psdist.protocol.events import ControlArrived, Sent
 from psdist.protocol.header import Flag, Kind
 from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
+from psdist.servers.protocol.actions import ChangeCodecs
+from psdist.servers.protocol.assembly import rule_for
+from psdist.servers.protocol.rules import MakeRule
 from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.tables.contents import contents_of
@@ -50,6 +53,39 @@ def test_a_pull_is_answered_with_the_rows_of_its_ids() -> None:
     for store, ids, each in zip(it.shard.parts[0].stores, IDS, rows, strict=True):
         assert each.tobytes() == store.gather(ids).tobytes()
     assert it.shard.statistics().rows == 0  # a pulled row stores nothing
+
+
+@pytest.mark.parametrize(
+    ("own", "waits_after"),
+    [(None, 0), (rule_for("async"), 3), (rule_for("ssp", staleness=2), 2)],
+    ids=["the mode of parameters", "async", "ssp:2"],
+)
+def test_tables_may_have_a_mode_of_their_own(own: MakeRule | None, waits_after: int) -> None:
+    """Group 1 never pushes; parameters are in sync."""
+    it = server(mode="sync", of_tables=own)
+    answered = 0
+    for clock in range(3):
+        it.push(0, PUSH, clock=clock)
+        if not [each for each in it.taken() if each[1].kind == Kind.REPLY]:
+            break
+        answered += 1
+    assert answered == waits_after
+
+
+def test_a_change_of_codecs_holds_the_rounds_of_tables_with_a_mode_of_their_own() -> None:
+    it = server(mode="sync", of_tables=rule_for("async"))
+    (each,) = it.loop.sets
+    it.push(0, PUSH, clock=0)
+    assert len(it.taken()) == 1
+    for action in each.hold_rounds():
+        each.execute(action)
+    it.push(0, PUSH, clock=1)
+    assert not it.taken()
+    for action in each.core.handle(ChangeCodecs(1, 2, 0)):
+        if not isinstance(action, ChangeCodecs):  # this wire has no levels
+            each.execute(action)
+    it.loop.turn()
+    assert [header.clock for _, header, _ in it.taken()] == [1]
 
 
 def test_a_pull_waits_until_the_mode_allows_it_and_a_fresh_one_does_not() -> None:
