@@ -333,6 +333,9 @@ class ParameterSets:
     def pending_gradients(self) -> dict[str, dict[int, torch.Tensor | None]]:
         """Return accumulated gradients by set, for a checkpoint; see :class:`PendingGradients`."""
         found = {str(n): each.optimizer.pending.collect() for n, each in enumerate(self.sets)}
+        pending = {id(each) for its in found.values() for each in its.values()}
+        for each in self.tables:
+            found[str(len(self.sets))] = each.pending_gradients(pending)
         return {index: its for index, its in found.items() if its}
 
     def accumulate(self, pending: Mapping[str, Mapping[int, torch.Tensor | None]]) -> None:
@@ -340,6 +343,8 @@ class ParameterSets:
         for index, its in pending.items():
             if int(index) < len(self.sets):
                 self.sets[int(index)].optimizer.pending.restore(its)
+        for each in self.tables:
+            each.accumulate(pending.get(str(len(self.sets)), {}))
 
     # -- who uses the loop ---------------------------------------------------------------------
 
