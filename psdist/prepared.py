@@ -491,7 +491,7 @@ class ParameterSets:
             )
         restored, weights = self._context.restored, self._context.roles.shard_weights
         plan = TablePlan.of(model, optimizers, self._config, weights)
-        self._refuse_tables(plan, max_norm)
+        self._refuse_tables(plan)
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_settings_exclude(descriptions, on_servers)
@@ -763,19 +763,13 @@ class ParameterSets:
         self.sets.append(added)
         return added
 
-    def _refuse_tables(self, plan: TablePlan | None, max_norm: float) -> None:
+    def _refuse_tables(self, plan: TablePlan | None) -> None:
         """Raises :class:`UsageError` for tables that do not work with the settings, and for a model
         after one with tables."""
         if self.tables:
             raise UsageError(
                 "job.prepare was called after a model with tables had been prepared; prepare it "
                 "last"
-            )
-        if plan is not None and max_norm and self._config.tables_mode != "same":
-            raise UsageError(
-                "job.prepare(max_grad_norm=...) with tables.mode = "
-                f"{self._config.tables_mode}: servers do not clip then; call job.clip_grad_norm_ "
-                "before each step, or set tables.mode = same"
             )
         if plan is not None and (wrong := refusal(self._config, script={"tables": "tables"})):
             raise UsageError(wrong)

@@ -109,7 +109,6 @@ def test_groups_of_several_workers_train_with_the_joint_batch(
         {"mode": "ssp", "staleness": 2, "pipeline": 1},
         {"tables_mode": "async"},
         {"tables_mode": "ssp:1"},
-        {"tables_mode": "sync", "mode": "async"},
         {"tables_codec": "fp16"},
         {"tables_codec": "int8"},
     ],
@@ -126,7 +125,7 @@ def test_tables_train_in_every_mode(
     assert all(values.isfinite().all() for values in done.results[0].values())
     sets = done.summary["sets"]
     assert sets[1]["clocks"] == [12] * len(groups)
-    if settings.get("tables_mode") in ("ssp:1", "sync"):
+    if settings.get("tables_mode") == "ssp:1":
         assert sets[1]["max_staleness_seen"] <= 1
 
 
@@ -357,14 +356,17 @@ def test_a_model_after_one_with_tables_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, "prepare it last", scenario)
 
 
-def test_a_clipped_norm_of_servers_does_not_go_with_a_mode_of_tables(tmp_path: Path) -> None:
-    refused(
-        tmp_path,
-        UsageError,
-        r"call job.clip_grad_norm_ before each step",
-        lambda job: prepared(job, max_grad_norm=1.0),
-        tables_mode="async",
-    )
+def test_servers_clip_parameters_beside_tables_with_a_mode_of_their_own(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job, max_grad_norm=0.01)
+        before = [each.clone() for each in model.top.parameters()]
+        model(torch.arange(4)).sum().mul(100).backward()
+        optimizer.step()
+        moved = [old - new for old, new in zip(before, model.top.parameters(), strict=True)]
+        return {"norm": torch.cat([each.detach().flatten() for each in moved]).norm()}
+
+    done = served(scenario, tmp_path, groups=((0,), (1,)), tables_mode="async")
+    torch.testing.assert_close(done.results[0]["norm"], torch.tensor(LR * 0.01))
 
 
 def test_workers_with_other_tables_are_refused(tmp_path: Path) -> None:

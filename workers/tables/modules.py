@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class RowSource(Protocol):
 class LocalRows:
     """The rows of tables outside of a job: first values, which nothing trains."""
 
-    refusal: ClassVar[str] = ""
+    refusal = ""
     """Why there are no such rows now, with the remedy; "" if there are."""
 
     def __init__(self, spec: TableSpec) -> None:
@@ -61,15 +61,6 @@ class LocalRows:
 
     def prefetch(self, _table: int, ids: Ids) -> None:
         pass
-
-
-class EndedRows(LocalRows):
-    """The rows of tables whose job has ended."""
-
-    refusal = (
-        "a table is used after job.close(): the servers that had its rows have ended; evaluate "
-        "before it"
-    )
 
 
 class _Bring(torch.autograd.Function):
@@ -184,7 +175,11 @@ class Table(torch.nn.Module):
 
     def detach(self) -> None:
         """The job has ended."""
-        self._source = EndedRows(self.spec)
+        self._source = ended = LocalRows(self.spec)
+        ended.refusal = (
+            "a table is used after job.close(): the servers that had its rows have ended; evaluate "
+            "before it"
+        )
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Say which ids the next forward pass will have, before ``optimizer.step()``: their rows

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from psdist.codecs.wire import RAW_WIRE
-from psdist.errors import OptimizerRefusedError, ProtocolError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Evict, Leave, Register
 from psdist.protocol.events import ControlArrived, Sent
 from psdist.protocol.header import Flag, Kind
@@ -17,7 +17,7 @@ from psdist.protocol.optimizers import pack_hyperparameters
 from psdist.servers.protocol.actions import ChangeCodecs
 from psdist.servers.protocol.assembly import rule_for
 from psdist.servers.protocol.rules import MakeRule
-from psdist.servers.set_store import ServerOptions, ShardStore
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.tables.contents import contents_of
 from psdist.tables.payloads import pack_ids, pack_push, read_rows
@@ -227,20 +227,6 @@ def test_tables_are_refused_where_servers_keep_no_rows() -> None:
     store = ShardStore(TensorShard).of_set(0)
     with pytest.raises(ProtocolError, match="this server keeps no rows of tables"):
         store.choose(TableServer(SPECS).setup(), store.wire, store.make_executor)
-
-
-def test_an_optimizer_for_sync_alone_is_refused_in_other_modes() -> None:
-    specs = specs_of(1, "FTRL")
-    setup = TableServer(specs).setup()
-    contents = contents_of(setup, RAW_WIRE, TensorShard)
-    built = contents.describe(0, setup, (1.0,), [0])
-    for modes in (("sync",), ("sync", "ssp")):
-        options = ServerOptions(server=0, shard_weights=(1.0,), modes=modes, receive_buffers=None)
-        if modes == ("sync",):
-            assert contents.spec(options, built).chunks == (0,)
-            continue
-        with pytest.raises(OptimizerRefusedError, match="table table 0: FTRL needs mode sync: "):
-            contents.spec(options, built)
 
 
 def test_parts_go_by_the_weights_of_servers_whatever_else_they_hold() -> None:
