@@ -49,8 +49,12 @@ class TablePlan:
     specs: TableSpecs
     groups: Sequence[Group]
     """By table: its parameter group, whose learning rate counts at each step."""
+    followed: Mapping[str, Group]
+    """The groups of tables that have no optimizer of their own, each by the name of a table."""
+    served: str
+    """Canonical name of the optimizer that has all tables."""
     optimizer: int
-    """Index of the optimizer that has all tables."""
+    """Its index."""
 
     @classmethod
     def of(
@@ -80,12 +84,14 @@ class TablePlan:
                 "pushed together: put all tables into one optimizer"
             )
         served, made = optimizers[index], dict[tuple[int, float], Group]()
-        groups, specs = list[Group](), list[TableSpec]()
+        groups, specs, followed = list[Group](), list[TableSpec](), dict[str, Group]()
         for name, module in named.items():
             _, group = holders[name]
             chosen = module.optimizer or following(
                 canonical_name(type(served)), group, table=f"table {name}"
             )
+            if module.optimizer is None and not any(each is group for each in followed.values()):
+                followed[name] = group
             _require_mode(name, chosen, config)
             if chosen.lr is not None:
                 group = _own_group(module, served, group, chosen.lr, made)
@@ -101,6 +107,8 @@ class TablePlan:
                 codec=config.tables_codec,
             ),
             groups=groups,
+            followed=followed,
+            served=canonical_name(type(served)),
             optimizer=index,
         )
 
@@ -109,7 +117,18 @@ class TablePlan:
         return [f"{each}" for each in self.specs.tables]
 
     def hyperparameters(self) -> bytes:
-        """Return the learning rates of now, packed, a group for each table."""
+        """Return the learning rates of now, packed, a group for each table. Raises
+        :class:`OptimizerRefusedError` if something else has changed."""
+        for spec in self.specs.tables:
+            if spec.name in self.followed:
+                now = following(self.served, self.followed[spec.name], table=f"table {spec.name}")
+                if now.arguments() != spec.arguments:
+                    raise OptimizerRefusedError(
+                        f"table {spec.name}: its parameter group has changed: {now.arguments()}, "
+                        f"and {dict(spec.arguments)} at job.prepare; rows follow the lr alone. "
+                        f"Give the table optimizer=psdist.{now.name}(...), or leave the group as "
+                        "it is (torch's OneCycleLR: cycle_momentum=False)"
+                    )
         return pack_hyperparameters([{"lr": each["lr"]} for each in self.groups])
 
     def refuse_others(self, checkpoint: Checkpoint, index: int) -> None:

@@ -23,8 +23,8 @@ from psdist.protocol.optimizer_state import PART_ELEMENTS
 from psdist.tables.specs import Ids, Rows
 
 ANY_NUMBER: Final = 1 << 60
-"""Elements of a part of tables, of which the chief may ask for: a message has at most
-``PART_ELEMENTS`` of them."""
+"""Elements of a part of tables: the executor decides how many there are. A message has at most
+``PART_ELEMENTS`` values."""
 
 
 class Block(NamedTuple):

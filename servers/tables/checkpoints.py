@@ -7,7 +7,7 @@
 A part is a region of one piece. Its state has, table after table: ``ids``, ``values`` and ``state``
 of the rows in their order (TableSpec.hashes), ``num_rows`` by bucket, and ``counts`` of admission
 by bucket. ``tables`` describes the tables. A server that restores reads the buckets of its parts
-from all files, at most ``_BLOCK_ROWS`` rows at a time.
+from all files, at most ``_BLOCK_VALUES`` values at a time.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from psdist.tables.kernels.reference import SKETCH
 from psdist.tables.specs import TableSpecs
 from psdist.tables.store import RowStore, StoredRows, state_words
 
-_BLOCK_ROWS: Final = 1 << 20
+_BLOCK_VALUES: Final = 1 << 24
+"""Values of rows that are copied or read at a time, at most."""
 _DTYPES: Final = {
     "tables": "uint8",
     "num_rows": "int64",
@@ -63,9 +64,9 @@ def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Regio
     }
     at = dict.fromkeys(("ids", "values", "state"), 0)
     for number, store in zip(num_rows, stores, strict=True):
-        slots = store.in_order()
-        for start in range(0, len(slots), _BLOCK_ROWS):
-            rows = store.stored(slots[start : start + _BLOCK_ROWS])
+        slots, most = store.in_order(), max(1, _BLOCK_VALUES // store.spec.dim)
+        for start in range(0, len(slots), most):
+            rows = store.stored(slots[start : start + most])
             buckets = store.spec.buckets_of(rows.ids) - specs.buckets_of_part(part).start
             number += np.bincount(buckets, minlength=len(number))
             blocks: list[npt.NDArray[Any]] = [rows.ids, rows.values, rows.state]
@@ -153,8 +154,9 @@ class _Reader:
             )
             first = int(numbers[:skipped].sum())
             last = first + int(numbers[skipped : skipped + len(wanted)].sum())
-            for row in range(first, last, _BLOCK_ROWS):
-                num = min(_BLOCK_ROWS, last - row)
+            most = max(1, _BLOCK_VALUES // spec.dim)
+            for row in range(first, last, most):
+                num = min(most, last - row)
                 ids, values, state = (
                     self.read(key, at[key] + row * width, num * width).reshape(num, width)
                     for key, width in widths.items()

@@ -42,7 +42,7 @@ from psdist.servers.tables.checkpoints import region_of
 from psdist.tables.kernels.reference import Contribution as RowsOf
 from psdist.tables.kernels.reference import Slots
 from psdist.tables.payloads import RowPush, largest_rows, pack_rows, read_push
-from psdist.tables.row_files import blocks_of
+from psdist.tables.row_files import Block, blocks_of
 from psdist.tables.specs import Ids, TableSpecs
 from psdist.tables.store import RowStore
 
@@ -82,7 +82,8 @@ class TableShard:
         self.group_of: Callable[[int], int | None] = lambda _peer: None
         """Return the group of a worker of the run."""
         self._in_order: tuple[tuple[int, int], Slots] | None = None
-        """Slots of a part and table, while rows are sent for ``job.save``."""
+        self._blocks: dict[int, list[Block]] = {}
+        """While rows are sent for ``job.save``: slots of a part and table, and blocks by part."""
         self._largest_push = largest_push
         self._nothing = [
             (np.empty(0, np.bool_), np.empty((0, each.dim), np.float32)) for each in specs.tables
@@ -117,7 +118,9 @@ class TableShard:
         is one."""
         stores = self.parts[chunk].stores
         num_rows = list(map(len, stores))
-        blocks = blocks_of(num_rows, [each.dim for each in self.specs.tables])
+        if chunk not in self._blocks:
+            self._blocks[chunk] = blocks_of(num_rows, [each.dim for each in self.specs.tables])
+        blocks = self._blocks[chunk]
         head = np.array(num_rows, np.int64).tobytes()
         if not 0 < start // PART_ELEMENTS <= len(blocks):
             return {}, head
@@ -153,6 +156,7 @@ class TableShard:
 
     def step(self, action: Step) -> None:
         self._in_order = None
+        self._blocks.clear()
         with self._memory_for("the gradients", action.chunk):
             self._step(action)
 

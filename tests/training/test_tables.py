@@ -129,6 +129,23 @@ def test_tables_train_in_every_mode(
         assert sets[1]["max_staleness_seen"] <= 1
 
 
+@pytest.mark.parametrize("settings", [{"tables_mode": "async"}, {"mode": "async", "pipeline": 1}])
+def test_workers_of_a_group_pull_what_they_use_next(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def scenario(job: Job) -> Result:
+        train(job, num_steps=12, optimizers=ANY_MODE)
+        return {"pulled": job._sets.statistics()[1].bytes_pulled}
+
+    runs = [{}, settings]
+    groups = ((0, 1),)
+    sync, stale = (
+        served(scenario, tmp_path / str(n), groups=groups, **each).results[0]["pulled"]
+        for n, each in enumerate(runs)
+    )
+    assert stale == pytest.approx(sync, rel=0.1)
+
+
 # -- what a script does to gradients ---------------------------------------------------------------
 
 
@@ -326,6 +343,19 @@ def test_ftrl_is_refused_where_tables_are_not_in_sync(
         lambda job: prepared(job, Net(optimizer=psdist.FTRL(lr=0.1))),
         **settings,
     )
+
+
+def test_what_rows_do_not_follow_is_refused_when_it_changes(tmp_path: Path) -> None:
+    def scenario(job: Job) -> None:
+        model = Net()
+        model, optimizer = job.prepare(model, torch.optim.Adam(model.parameters(), lr=LR))
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    match = r"table items: .*beta1': 0.95.*beta1': 0.9, .*optimizer=psdist.LazyAdam"
+    refused(tmp_path, OptimizerRefusedError, match, scenario)
 
 
 def test_a_scheduler_before_a_learning_rate_of_the_table_is_refused(tmp_path: Path) -> None:

@@ -231,14 +231,15 @@ class Tables(WorkerRule):
 
     def _wanted(self) -> list[Ids]:
         """Return, by table, the ids of the batch that the replies are for. Others are planned: in a
-        group of several workers each one pulls its own rows."""
-        ahead = 1 + self._lag
+        group of several workers each one pulls its own rows, of the next batch."""
+        is_alone = self._group.size == 1
+        ahead = 1 + self._lag * is_alone
         found = self._foresight.wanted(ahead)
         known = [each.only_known(ids) for each, ids in zip(self.modules, found, strict=True)]
         if self._caches is not None:
             clock = self.clock + ahead
             known = [self._caches.missing(n, ids, clock=clock) for n, ids in enumerate(known)]
-        if self._group.size > 1:
+        if not is_alone:
             self._planned, known = known, [ids[:0] for ids in known]
         most = np.cumsum([0, *map(len, known)])
         return [

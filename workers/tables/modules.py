@@ -147,7 +147,7 @@ class Table(torch.nn.Module):
             num_rows=num_rows,
             dim=dim,
             optimizer="",
-            scale=1 / math.sqrt(dim) if init is None else init,
+            scale=1 / math.sqrt(dim) if init is None else float(init),
             admit=admit,
             evict=evict,
         )

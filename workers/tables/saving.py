@@ -39,7 +39,7 @@ class _Rows:
         self._specs = specs
         self._num_rows = np.zeros((specs.num_parts, len(specs.tables)), np.int64)
         self._blocks: dict[tuple[int, int], Block] = {}
-        """By part and start, as they are asked for."""
+        """By part and start."""
         self.file: RowFile | None = None
         self.error: OSError | None = None
         """The first one of the disk: what servers still send is dropped."""

@@ -57,9 +57,8 @@ def export(
 
 
 def export_rows(path: Path, out: Path, *, table: str) -> int:
-    """Write the rows of the tables whose names match ``table``, at most a million at a time in
-    memory; return the exit status. Raises as :func:`export`. The file is that of
-    psdist.tables.row_files."""
+    """Write the rows of the tables whose names match ``table``, one block in memory at a time;
+    return the exit status. Raises as :func:`export`. psdist.tables.row_files describes the file."""
     if out.suffix != SUFFIX:
         raise UsageError(f"psdist export: {quoted(out)}: the file's name must end in {SUFFIX}")
     checkpoint = find(path)

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from psdist.checkpoint import index as indexes
-from psdist.checkpoint.index import FileRecord, Index, SetRecord, decode, encode
+from psdist.checkpoint.index import FileRecord, Index, SetRecord, TableRecord, decode, encode
 from psdist.errors import CheckpointError
 from psdist.protocol.partition import Partition, Piece
 from tests.support.checkpoints import ADAM, HYPER, PIECES, Made
+from tests.support.tables import specs_of
 
 FILES = [FileRecord(name="server-0.safetensors", num_bytes=10, crc32=5)]
 
@@ -43,6 +44,17 @@ def test_an_index_says_the_same_after_it_was_written() -> None:
     assert decode(encode(index), where="index.json") == index
     assert index.sets[0].hyperparameters == HYPER[ADAM]
     assert (index.step, index.num_workers, index.num_bytes) == (100, 2, 10)
+
+
+def test_an_index_says_the_same_of_tables_and_without_them_has_no_word_of_tables() -> None:
+    assert '"tables"' not in encode(an_index())
+    tables = tuple(map(TableRecord.of, specs_of(1, num_rows=None).tables))
+    record = dataclasses.replace(an_index().sets[0], tables=tables)
+    index = an_index(sets=(record, *an_index().sets[1:]))
+    assert decode(encode(index), where="index.json") == index
+    for forgery in ({"name": "a"}, [{"name": "a"}], [dataclasses.asdict(tables[0]) | {"dim": -1}]):
+        with pytest.raises(CheckpointError, match="use another checkpoint"):
+            decode(forged("sets", 0, "tables", value=forgery), where="index.json")
 
 
 def test_an_index_of_many_parameters_is_read_back() -> None:

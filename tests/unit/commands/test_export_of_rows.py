@@ -49,7 +49,7 @@ def test_all_rows_are_exported_and_any_number_of_servers_gives_the_same_bytes(
 ) -> None:
     shards = trained(specs_of(3, *NAMES, num_rows=None))
     written(Folder(tmp_path / "three"), shards, step=5)
-    monkeypatch.setattr(checkpoints, "_BLOCK_ROWS", 11)
+    monkeypatch.setattr(checkpoints, "_BLOCK_VALUES", 25)
     for name in ("run", "three"):
         assert run("export", tmp_path / name, tmp_path / f"{name}.safetensors", "--table", "*") == 0
     one, three = (tmp_path / f"{name}.safetensors" for name in ("run", "three"))

@@ -13,8 +13,9 @@ from psdist.checkpoint.folder import Folder
 from psdist.checkpoint.index import difference_of_tables
 from psdist.checkpoint.reading import KeptSet
 from psdist.commands.checkpoints.comparing import differences
-from psdist.errors import CheckpointError
+from psdist.errors import CheckpointError, UserError
 from psdist.protocol.optimizer_state import PART_ELEMENTS, Whole
+from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.servers.tables import checkpoints
 from psdist.servers.tables.checkpoints import num_rows_in, rows_in, tables_in
 from psdist.tables import row_files
@@ -34,7 +35,7 @@ KINDS: list[dict[str, object]] = [
 def test_a_resumed_run_on_other_numbers_of_servers_equals_one_that_went_on(
     fields: dict[str, object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(checkpoints, "_BLOCK_ROWS", 7)  # several blocks
+    monkeypatch.setattr(checkpoints, "_BLOCK_VALUES", 20)  # several blocks
     specs = specs_of(2, *NAMES, **fields)  # type: ignore[arg-type]
     rounds = rounds_of(replace(specs, num_parts=1), 12, seed=1)
     shards = shards_of(specs)
@@ -156,3 +157,16 @@ def test_a_server_sends_its_rows_block_by_block(monkeypatch: pytest.MonkeyPatch)
     assert found == [each.stored(each.in_order()).ids.tolist() for each in stores]
     for start in (1, PART_ELEMENTS * (len(blocks) + 1), 1 << 59):
         assert shard.state(1, start) == ({}, head)
+    train([shard], rounds_of(specs, 2, seed=6), first=4)
+    _, values = shard.state(1, PART_ELEMENTS)
+    ids = stores[0].stored(stores[0].in_order()[:20]).ids
+    assert values == shard.state(1, 0)[1] + ids.tobytes() + stores[0].gather(ids).tobytes()
+
+
+def test_a_server_without_memory_for_a_checkpoint_is_one_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (shard,) = shards_of(specs_of(1, *NAMES))
+    monkeypatch.setattr(np, "empty", lambda *_given: bytearray(1 << 62))
+    with pytest.raises(UserError, match=r"^no memory for the copies of a checkpoint of tables on"):
+        shard.snapshot(0, SnapshotMemory(), set_index=1)
