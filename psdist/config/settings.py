@@ -682,9 +682,8 @@ def contradiction(config: RunConfig) -> str:
         )
     if config.pipeline and config.tables_mode == "ssp:0":
         return (
-            f"{config.setting_text('tables_mode')} with consistency.pipeline = 1, where replies "
-            "are used one iteration later than they are for; set consistency.pipeline = 0, or "
-            "tables.mode = async"
+            f"{config.setting_text('tables_mode')}: expected ssp:1 or more, or async, where "
+            "consistency.pipeline is 1: groups would wait for iterations that others begin later"
         )
     return refusal(config)
 
