@@ -269,9 +269,10 @@ class Embedding(Table):
     - ``admit``: an id gets a row at its ``admit``-th occurrence, and has its first values before.
     - ``evict``: "lru:CAP", "lfu:CAP" or "age:N"; an evicted row begins again with first values.
 
-    Norms of gradients (``max_grad_norm``, ``job.clip_grad_norm_``) leave rows out. Without a job
-    the table has its first values, which no optimizer trains: call psdist.init() and job.prepare,
-    which need no launcher. Under torch.compile the look-up breaks the graph.
+    Norms of gradients (``max_grad_norm``, ``job.clip_grad_norm_``) leave rows out; torch's
+    ``clip_grad_value_`` and hooks of parameters do not reach them. Without a job the table has its
+    first values, which no optimizer trains: call psdist.init() and job.prepare, which need no
+    launcher. Under torch.compile the look-up breaks the graph.
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
