@@ -333,6 +333,9 @@ class ParameterSets:
     def pending_gradients(self) -> dict[str, dict[int, torch.Tensor | None]]:
         """Return accumulated gradients by set, for a checkpoint; see :class:`PendingGradients`."""
         found = {str(n): each.optimizer.pending.collect() for n, each in enumerate(self.sets)}
+        pending = {id(each) for its in found.values() for each in its.values()}
+        for each in self.tables:
+            found[str(len(self.sets))] = each.pending_gradients(pending)
         return {index: its for index, its in found.items() if its}
 
     def accumulate(self, pending: Mapping[str, Mapping[int, torch.Tensor | None]]) -> None:
@@ -340,6 +343,8 @@ class ParameterSets:
         for index, its in pending.items():
             if int(index) < len(self.sets):
                 self.sets[int(index)].optimizer.pending.restore(its)
+        for each in self.tables:
+            each.accumulate(pending.get(str(len(self.sets)), {}))
 
     # -- who uses the loop ---------------------------------------------------------------------
 
@@ -491,7 +496,7 @@ class ParameterSets:
             )
         restored, weights = self._context.restored, self._context.roles.shard_weights
         plan = TablePlan.of(model, optimizers, self._config, weights)
-        self._refuse_tables(plan, max_norm)
+        self._refuse_tables(plan)
         on_servers = [self._on_servers(optimizer) for optimizer in optimizers]
         descriptions = [ModelDescription.of(model, optimizer) for optimizer in on_servers]
         self._refuse_what_settings_exclude(descriptions, on_servers)
@@ -763,19 +768,13 @@ class ParameterSets:
         self.sets.append(added)
         return added
 
-    def _refuse_tables(self, plan: TablePlan | None, max_norm: float) -> None:
+    def _refuse_tables(self, plan: TablePlan | None) -> None:
         """Raises :class:`UsageError` for tables that do not work with the settings, and for a model
         after one with tables."""
         if self.tables:
             raise UsageError(
                 "job.prepare was called after a model with tables had been prepared; prepare it "
                 "last"
-            )
-        if plan is not None and max_norm and self._config.tables_mode != "same":
-            raise UsageError(
-                "job.prepare(max_grad_norm=...) with tables.mode = "
-                f"{self._config.tables_mode}: servers do not clip then; call job.clip_grad_norm_ "
-                "before each step, or set tables.mode = same"
             )
         if plan is not None and (wrong := refusal(self._config, script={"tables": "tables"})):
             raise UsageError(wrong)

@@ -16,13 +16,17 @@ import torch
 
 from psdist.checkpoint.index import difference_of_tables
 from psdist.checkpoint.reading import Checkpoint
-from psdist.config.modes import lag_of_tables, modes_that_may_come, row_staleness
+from psdist.config.modes import (
+    lag_of_tables,
+    modes_that_may_come,
+    row_staleness,
+)
 from psdist.config.settings import RunConfig
 from psdist.errors import ModelError, OptimizerRefusedError, UsageError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import canonical_name, pack_hyperparameters
 from psdist.tables.optimizers import RowOptimizer, following
-from psdist.tables.specs import TableSpecs, num_parts_for
+from psdist.tables.specs import TableSpec, TableSpecs, num_parts_for
 from psdist.workers.group.channel import GroupChannel
 from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.follower import Tables
@@ -45,8 +49,12 @@ class TablePlan:
     specs: TableSpecs
     groups: Sequence[Group]
     """By table: its parameter group, whose learning rate counts at each step."""
+    followed: Mapping[str, Group]
+    """The groups of tables that have no optimizer of their own, each by the name of a table."""
+    served: str
+    """Canonical name of the optimizer that has all tables."""
     optimizer: int
-    """Index of the optimizer that has all tables."""
+    """Its index."""
 
     @classmethod
     def of(
@@ -69,32 +77,27 @@ class TablePlan:
                     "convert the other modules alone, or use torch.autocast"
                 )
         holders = {name: _holder(name, each, optimizers) for name, each in named.items()}
-        if len({index for index, _ in holders.values()}) > 1:
+        index, *others = {index for index, _ in holders.values()}
+        if others:
             raise ModelError(
                 f"tables {', '.join(named)} are in several optimizers; rows of all tables are "
                 "pushed together: put all tables into one optimizer"
             )
-        index = next(index for index, _ in holders.values())
-        served, groups, specs = optimizers[index], dict[tuple[int, float], Group](), list[Any]()
-        of_tables = list[Group]()
+        served, made = optimizers[index], dict[tuple[int, float], Group]()
+        groups, specs, followed = list[Group](), list[TableSpec](), dict[str, Group]()
         for name, module in named.items():
-            group = holders[name][1]
+            _, group = holders[name]
             chosen = module.optimizer or following(
                 canonical_name(type(served)), group, table=f"table {name}"
             )
+            if module.optimizer is None and not any(each is group for each in followed.values()):
+                followed[name] = group
             _require_mode(name, chosen, config)
             if chosen.lr is not None:
-                group = _own_group(module, served, group, chosen.lr, groups)
-            of_tables.append(group)
-            specs.append(
-                replace(
-                    module.spec,
-                    name=name,
-                    optimizer=chosen.name,
-                    arguments=chosen.arguments(),
-                    seed=config.seed,
-                )
-            )
+                group = _own_group(module, served, group, chosen.lr, made)
+            groups.append(group)
+            spec = replace(module.spec, name=name, seed=config.seed)
+            specs.append(replace(spec, optimizer=chosen.name, arguments=chosen.arguments()))
         return cls(
             modules=list(named.values()),
             specs=TableSpecs(
@@ -103,7 +106,9 @@ class TablePlan:
                 max_rows=config.tables_max_rows,
                 codec=config.tables_codec,
             ),
-            groups=of_tables,
+            groups=groups,
+            followed=followed,
+            served=canonical_name(type(served)),
             optimizer=index,
         )
 
@@ -112,7 +117,18 @@ class TablePlan:
         return [f"{each}" for each in self.specs.tables]
 
     def hyperparameters(self) -> bytes:
-        """Return the learning rates of now, packed, a group for each table."""
+        """Return the learning rates of now, packed, a group for each table. Raises
+        :class:`OptimizerRefusedError` if something else has changed."""
+        for spec in self.specs.tables:
+            if spec.name in self.followed:
+                now = following(self.served, self.followed[spec.name], table=f"table {spec.name}")
+                if now.arguments() != spec.arguments:
+                    raise OptimizerRefusedError(
+                        f"table {spec.name}: its parameter group has changed: {now.arguments()}, "
+                        f"and {dict(spec.arguments)} at job.prepare; rows follow the lr alone. "
+                        f"Give the table optimizer=psdist.{now.name}(...), or leave the group as "
+                        "it is (torch's OneCycleLR: cycle_momentum=False)"
+                    )
         return pack_hyperparameters([{"lr": each["lr"]} for each in self.groups])
 
     def refuse_others(self, checkpoint: Checkpoint, index: int) -> None:
@@ -184,13 +200,11 @@ def _holder(
 
 
 def _require_mode(name: str, chosen: RowOptimizer, config: RunConfig) -> None:
-    modes = set[str](modes_that_may_come(config))
-    if config.tables_mode != "same":
-        modes = {config.tables_mode.partition(":")[0]}
-    if chosen.sync_only and modes != {"sync"}:
+    is_sync = config.tables_mode == "same" and modes_that_may_come(config) == ("sync",)
+    if chosen.sync_only and not is_sync:
         raise OptimizerRefusedError(
-            f"table {name}: psdist.{chosen.name} works in mode sync only: {chosen.sync_only}; set "
-            "tables.mode = sync, or give the table another optimizer"
+            f"table {name}: psdist.{chosen.name} works in mode sync only: {chosen.sync_only}; use "
+            "mode sync and tables.mode = same, or give the table another optimizer"
         )
 
 

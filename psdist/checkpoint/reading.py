@@ -364,7 +364,7 @@ def _is_number(text: str) -> bool:
 
 @dataclass(frozen=True)
 class KeptSet:
-    """A parameter set of a checkpoint: see :class:`psdist.servers.shard.regions.KeptPieces`."""
+    """A parameter set of a checkpoint."""
 
     checkpoint: Checkpoint
     set_index: int
@@ -374,7 +374,9 @@ class KeptSet:
         return len(self.checkpoint.index.sets[self.set_index].pieces)
 
     def state(self, piece: int) -> PieceState:
+        """Return the description of the piece's state."""
         return self.checkpoint.state_of(self.set_index, piece)
 
     def read(self, piece: int, key: str, start: int, length: int) -> torch.Tensor:
+        """Return elements, in the order of memory, of state that is kept whole."""
         return self.checkpoint.read_part(self.set_index, piece, STATE + key, start, length)

@@ -31,7 +31,7 @@ from psdist.config.codec_specs import ALLOWED as CODECS_ALLOWED
 from psdist.config.codec_specs import parse_codec, parse_pull
 from psdist.config.compatibility import refusal
 from psdist.config.modes import ALLOWED as SCHEDULE_ALLOWED
-from psdist.config.modes import is_changing, parse_schedule
+from psdist.config.modes import parse_schedule
 from psdist.config.old_names import MERGED, SCRIPT, SHORT, STALE_ALLOWED, STRICT, parse_stale
 from psdist.config.outer import ACCUMULATE, parse_outer
 from psdist.config.outer import ALLOWED as OUTER_ALLOWED
@@ -680,15 +680,11 @@ def contradiction(config: RunConfig) -> str:
             f"{config.setting_text('staleness_to')}: expected more than staleness, which is "
             f"{config.staleness}; set a higher one, or leave it out"
         )
-    if config.tables_mode != "same":
-        text = config.setting_text("tables_mode")
-        if is_changing(config):
-            return f"{text} with a mode that changes in the run: set tables.mode = same"
-        if config.pipeline and config.tables_mode in ("sync", "ssp:0"):
-            return (
-                f"{text} with consistency.pipeline = 1, where replies are used one iteration later "
-                "than they are for; set consistency.pipeline = 0, or tables.mode = async"
-            )
+    if config.pipeline and config.tables_mode == "ssp:0":
+        return (
+            f"{config.setting_text('tables_mode')}: expected ssp:1 or more, or async, where "
+            "consistency.pipeline is 1: groups would wait for iterations that others begin later"
+        )
     return refusal(config)
 
 

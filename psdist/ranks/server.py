@@ -53,7 +53,7 @@ from psdist.servers.set_loop import SetLoop
 from psdist.servers.set_store import ServerOptions, ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.spare import SpareSeat
-from psdist.servers.tables.contents import OwnMode, contents_of
+from psdist.servers.tables.contents import contents_of
 from psdist.servers.tables.service import RowService
 from psdist.servers.traced import TracedSetLoop
 from psdist.transfers import transfers_for
@@ -227,6 +227,7 @@ def _make_core(
     state: ShardState | None = None,
 ) -> ServerCore:
     roles, first = context.roles, context.first_clocks(set_index)
+    own = mode_of_tables(context.config)
     return assemble_core(
         server=server,
         make_rule=rule_of(context.config, context.modes_of(set_index)),
@@ -237,7 +238,7 @@ def _make_core(
         survives_workers=context.survives_workers,
         num_substitutes=roles.num_substitutes,
         is_out=all if context.reforms_groups else any,
-        of_tables=_rule_of_tables(context.config),
+        of_tables=None if own is None else rule_of(context.config, [own]),
     )
 
 
@@ -263,12 +264,6 @@ def _make_keeper(context: JobSession, server: int, *, is_expecting: bool) -> Fil
     )
 
 
-def _rule_of_tables(config: RunConfig) -> MakeRule | None:
-    """Return the round rule of tables; None if they have that of parameters."""
-    own = mode_of_tables(config)
-    return None if own is None else rule_of(config, [own])
-
-
 def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     """Return the round rule of a parameter set. ``modes``: the modes with which the job begins, in
     the order in which they were set."""
@@ -278,7 +273,4 @@ def rule_of(config: RunConfig, modes: Sequence[ModeFrom]) -> MakeRule:
     if (len(modes) > 1 or is_changing(config)) and not is_auto(config):
         changes = [ChangeMode(*each) for each in modes]
         return partial(Switching, modes=changes, scale=scale)
-    if (of_tables := mode_of_tables(config)) is not None:
-        begin = ChangeMode(*modes[0])
-        return partial(OwnMode, of_tables=ChangeMode(*of_tables), modes=[begin], scale=scale)
     return rule_for(modes[0].mode, staleness=modes[0].staleness, scale=scale)

@@ -80,6 +80,12 @@ class StoreStatistics:
     num_evicted: int
 
 
+def state_words(spec: TableSpec) -> int:
+    """Return the 4-byte words of a row's state: the optimizer's, and one for eviction."""
+    optimizer = row_optimizer(spec.optimizer, spec.arguments)
+    return optimizer.state_words(spec.dim) + bool(spec.evict)
+
+
 class RowStore:
     """The rows of ``spec`` that belong to ``buckets``."""
 
@@ -94,9 +100,8 @@ class RowStore:
         self._admission: Admission | None = None
         if spec.admit > 1:
             self._admission = Admission(spec.admit, buckets, self._kernels)
-        state_words = self._optimizer.state_words(spec.dim) + bool(spec.evict)
         key_words = 2 if spec.num_rows is None or spec.num_rows > 2**31 else 1
-        self._stride = key_words + spec.dim + state_words
+        self._stride = key_words + spec.dim + state_words(spec)
         self._mapping = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         seed = np.array([spec.seed], np.int64).view(np.uint64) + np.uint64(1)
         self._memory = RowMemory(

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 from psdist.errors import InvariantError
 from psdist.protocol.checkpoints import Misses
@@ -26,6 +26,8 @@ from psdist.servers.shard.snapshots import SnapshotMemory
 
 if TYPE_CHECKING:
     import torch
+
+    from psdist.checkpoint.reading import KeptSet
 
 HELD: Final = "psdist.held"
 """Additional key when replies are relative: the values that workers hold, in their dtype."""
@@ -42,21 +44,6 @@ class Region:
     """Description of the state, in the optimizer's order."""
     elements: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """State tensors, flattened: entries with a value per element, and entries kept whole."""
-
-
-class KeptPieces(Protocol):
-    """The state of a set's pieces in a checkpoint."""
-
-    @property
-    def num_pieces(self) -> int: ...
-
-    def state(self, piece: int) -> PieceState:
-        """Return the description of the piece's state."""
-        ...
-
-    def read(self, piece: int, key: str, start: int, length: int) -> torch.Tensor:
-        """Return elements, in the order of memory, of state that is kept whole."""
-        ...
 
 
 class Keeper:
@@ -105,7 +92,7 @@ class Keeper:
         """Return the contents of a chunk restored from a checkpoint."""
         raise NotImplementedError
 
-    def kept(self, set_index: int) -> KeptPieces:
+    def kept(self, set_index: int) -> KeptSet:
         """Return what the job's first checkpoint has of a set, however that is divided."""
         raise NotImplementedError
 

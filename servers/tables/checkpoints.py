@@ -21,13 +21,13 @@ import numpy.typing as npt
 import torch
 
 from psdist.checkpoint.index import difference_of_tables
+from psdist.checkpoint.reading import KeptSet
 from psdist.errors import CheckpointError, ProtocolError
 from psdist.protocol.optimizer_state import Whole
-from psdist.servers.shard.regions import KeptPieces, Region
+from psdist.servers.shard.regions import Region
 from psdist.tables.kernels.reference import SKETCH
-from psdist.tables.optimizers import row_optimizer
-from psdist.tables.specs import TableSpec, TableSpecs
-from psdist.tables.store import RowStore, StoredRows
+from psdist.tables.specs import TableSpecs
+from psdist.tables.store import RowStore, StoredRows, state_words
 
 _BLOCK_VALUES: Final = 1 << 24
 """Values of rows that are copied or read at a time, at most."""
@@ -48,12 +48,6 @@ class TableRows(NamedTuple):
     table: int
     first_bucket: int
     rows: StoredRows
-
-
-def state_words(table: TableSpec) -> int:
-    """Return the 4-byte words that a row's state has in a checkpoint."""
-    optimizer = row_optimizer(table.optimizer, table.arguments)
-    return optimizer.state_words(table.dim) + bool(table.evict)
 
 
 def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Region:
@@ -88,7 +82,7 @@ def region_of(part: int, stores: Sequence[RowStore], specs: TableSpecs) -> Regio
     )
 
 
-def tables_in(kept: KeptPieces) -> TableSpecs:
+def tables_in(kept: KeptSet) -> TableSpecs:
     """Return the tables of a checkpoint. Raises :class:`CheckpointError`."""
     try:
         return TableSpecs.decode(_Reader(kept, 0).read("tables").tobytes())
@@ -96,14 +90,14 @@ def tables_in(kept: KeptPieces) -> TableSpecs:
         raise CheckpointError(f"damaged: {error}") from None
 
 
-def num_rows_in(kept: KeptPieces) -> list[int]:
+def num_rows_in(kept: KeptSet) -> list[int]:
     """Return the rows of each table in a checkpoint."""
     specs = tables_in(kept)
     parts = [_Reader(kept, part).num_rows(specs).sum(axis=1) for part in range(kept.num_pieces)]
     return [int(each) for each in np.sum(parts, axis=0)]
 
 
-def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRows]:
+def rows_in(kept: KeptSet, specs: TableSpecs, part: int) -> Iterator[TableRows]:
     """Yield the rows of ``part``, in order, and then the counts, of each table in a checkpoint of
     any number of parts. Raises :class:`CheckpointError` if the checkpoint has other tables."""
     mine, there = specs.buckets_of_part(part), tables_in(kept)
@@ -119,7 +113,7 @@ def rows_in(kept: KeptPieces, specs: TableSpecs, part: int) -> Iterator[TableRow
 class _Reader:
     """The state of a part, key by key."""
 
-    def __init__(self, kept: KeptPieces, piece: int) -> None:
+    def __init__(self, kept: KeptSet, piece: int) -> None:
         self._kept = kept
         self._piece = piece
         self._state = kept.state(piece)

@@ -6,21 +6,17 @@ store = ShardStore(TensorShard, choose=contents_of, wire=wire)    # values and r
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from psdist.codecs.wire import Wire
-from psdist.errors import OptimizerRefusedError, ProtocolError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Setup
 from psdist.protocol.optimizers import OptimizerKind, OptimizerTraits, unpack_hyperparameters
-from psdist.servers.protocol.actions import ChangeMode
-from psdist.servers.protocol.rules import RoundRule, RuleContext
-from psdist.servers.protocol.rules.switching import Switching
 from psdist.servers.set_store import BuiltSet, Contents, ServerOptions
 from psdist.servers.shard.executor import Executor, MakeExecutor, ShardSpec
 from psdist.servers.shard.regions import Keeper
 from psdist.servers.tables.checkpoints import rows_in
 from psdist.servers.tables.shard import TableShard
-from psdist.tables.optimizers import row_optimizer
 from psdist.tables.row_files import ANY_NUMBER
 from psdist.tables.specs import TableSpecs
 from psdist.tables.wire import RowWire
@@ -54,13 +50,6 @@ class TableContents(Contents):
         return BuiltSet(set_index, self._specs.partition(), self._specs.owners(weights), setup)
 
     def spec(self, options: ServerOptions, built: BuiltSet) -> ShardSpec:
-        for table in self._specs.tables:
-            reason = row_optimizer(table.optimizer, table.arguments).sync_only
-            if reason and set(options.modes) != {"sync"}:
-                raise OptimizerRefusedError(
-                    f"table {table.name}: {table.optimizer} needs mode sync: {reason}; use mode "
-                    "sync for tables or another optimizer"
-                )
         return ShardSpec(
             partition=built.partition,
             chunks=tuple(built.chunks_of(options.server)),
@@ -82,20 +71,6 @@ class TableContents(Contents):
 
     def make_executor(self, spec: ShardSpec) -> TableShard:
         return TableShard(self._specs, chunks=spec.chunks, largest_push=spec.slot_bytes)
-
-
-class OwnMode(Switching):
-    """The rule of a set in a job whose tables have another mode than parameters."""
-
-    def __init__(self, context: RuleContext, *, of_tables: ChangeMode, **more: Any) -> None:
-        """``of_tables``: their mode, from round 0 on; the rest as in :class:`Switching`."""
-        super().__init__(context, **more)
-        self._of_tables = of_tables
-
-    def for_model(self, peer: int, setup: Setup) -> RoundRule:
-        if setup.tables:
-            self.change_mode(self._of_tables)
-        return super().for_model(peer, setup)
 
 
 def contents_of(setup: Setup, wire: Wire, make_executor: MakeExecutor) -> Contents:

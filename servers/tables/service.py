@@ -14,7 +14,6 @@ is here whole.
 
 from __future__ import annotations
 
-from collections import deque
 from typing import NamedTuple, NoReturn
 
 from psdist.errors import ProtocolError
@@ -42,20 +41,15 @@ class _Key(NamedTuple):
     chunk: int
 
 
-class _Pull(NamedTuple):
-    header: Header
-    ids: list[Ids]
-
-
 class RowService(ServerPart):
     TAKES = (Kind.PULL_ROWS, Kind.PUSH_ROWS, RowFrame)
 
     def __init__(self) -> None:
         self._coming: set[_Key] = set()
         """Messages that are being received."""
-        self._waiting: dict[_Key, _Pull] = {}
+        self._waiting: dict[_Key, tuple[Header, list[Ids]]] = {}
         """Pulls that the mode does not allow yet."""
-        self._before_built: dict[int, deque[Offered]] = {}
+        self._before_built: dict[int, list[Offered]] = {}
         """By set that the chief has not described yet."""
         self._num_sent = 0
         """Frames that the network has."""
@@ -86,7 +80,7 @@ class RowService(ServerPart):
         if peer in each.core.rule.replies.dead:
             return
         if each.executor is None:
-            held = self._before_built.setdefault(index, deque())
+            held = self._before_built.setdefault(index, [])
             held.append(event)
             if len(held) > MOST_CREDITS:
                 self._refuse(peer, f"sent rows, {len(held)} messages before there were tables")
@@ -135,12 +129,12 @@ class RowService(ServerPart):
                 self._refuse(peer, f"pushed rows for group {header.group}, which is not its own")
             if header.clock > chunk.newest_round_of(group):  # else the whole push came before
                 number = header.map_version
-                problem = shard.take_early(header.chunk, group, header.clock, number, push)
-                if problem:
+                if problem := shard.take_early(header.chunk, group, header.clock, number, push):
                     self._refuse(peer, f"pushed rows of part {header.chunk}: {problem}")
-            self._acknowledge(each, peer, header)
+            receipt = self._header(each, header, Kind.RECEIPT, chunk)
+            self._send(peer, RowFrame(), receipt._replace(map_version=header.map_version))
             return
-        self._waiting[key] = _Pull(header, ids)
+        self._waiting[key] = header, ids
         self._answer(key)
 
     def _shard(self, each: SetLoop, peer: int, part: int) -> TableShard:
@@ -179,11 +173,6 @@ class RowService(ServerPart):
         flags = Flag.FOR_PULL | header.flags & Flag.FRESH
         answer = answer._replace(flags=flags, length=len(payload), codec=header.codec)
         self._send(key.peer, RowFrame(payload), answer._replace(dtype=header.dtype))
-
-    def _acknowledge(self, each: SetLoop, peer: int, header: Header) -> None:
-        chunk = each.core.chunk_states[header.chunk]
-        answer = self._header(each, header, Kind.RECEIPT, chunk)
-        self._send(peer, RowFrame(), answer._replace(map_version=header.map_version))
 
     def _header(self, each: SetLoop, asked: Header, kind: Kind, chunk: ChunkState) -> Header:
         return Header(

@@ -131,23 +131,23 @@ class TableShard:
         return {}, b"".join([head, rows.ids.tobytes(), rows.values.tobytes()])
 
     def start_sum(self, action: StartSum) -> None:
-        part = self.parts[action.chunk]
-        part.summed = [(self._read(action.slot, action.chunk), action.weight)]
+        push = self._read(action.slot, action.chunk)
+        self.parts[action.chunk].summed = [(push, action.weight)]
 
     def fold(self, action: Fold) -> None:
-        assert action.slot.payload is not None
         with self._memory_for("a push", action.chunk):
-            copy = Frame(memoryview(bytearray(action.slot.payload[: action.slot.num_received])))
-            copy.num_received = action.slot.num_received
-            push = self._read(copy, action.chunk)
+            push = self._read(action.slot, action.chunk, is_copied=True)
         self.parts[action.chunk].summed.append((push, action.weight))
 
-    def _read(self, slot: Frame, part: int) -> RowPush | ProtocolError:
+    def _read(self, slot: Frame, part: int, *, is_copied: bool = False) -> RowPush | ProtocolError:
         """Return the push in the slot, or its error, for the step: this is where its sender is
         known."""
         assert slot.payload is not None
+        payload = slot.payload[: slot.num_received]
+        if is_copied:
+            payload = memoryview(bytearray(payload))
         try:
-            return read_push(self.specs, slot.payload[: slot.num_received], part=part)
+            return read_push(self.specs, payload, part=part)
         except ProtocolError as error:
             return error
 
@@ -169,19 +169,20 @@ class TableShard:
             summed = [(self._read(action.gradient, action.chunk), 1.0)]
         brought = [each for each in action.contributions if not each.is_empty]
         pushes = [
-            (each, weight)
+            (each, weight, contribution.group)
             for contribution, (push, weight) in zip(brought, summed, strict=True)
             for each in self._whole(part, contribution, push)
         ]
         groups = unpack_hyperparameters(action.hyper)
         clock = action.contributions[0].clock
         for table, (store, hyper) in enumerate(zip(part.stores, groups, strict=True)):
-            rows_of = [RowsOf(push.ids[table], push.rows[table], w) for push, w in pushes]
-            ids, rows = store.merge(rows_of)
+            ids, rows = store.merge(
+                [RowsOf(push.ids[table], push.rows[table], weight) for push, weight, _ in pushes]
+            )
             if action.gradient_scale != 1.0:
                 rows *= np.float32(action.gradient_scale)
             if not np.isfinite(rows).all():
-                raise self._not_finite(table, brought, summed)
+                raise self._not_finite(table, pushes)
             lr = hyper["lr"]
             assert isinstance(lr, float | int)
             store.apply(ids, rows, lr=lr * action.lr_scale, clock=clock)
@@ -207,17 +208,12 @@ class TableShard:
         return [*early, push]
 
     def _not_finite(
-        self,
-        table: int,
-        brought: Iterable[Contribution],
-        summed: Iterable[tuple[RowPush | ProtocolError, float]],
+        self, table: int, pushes: Iterable[tuple[RowPush, float, int]]
     ) -> ProtocolError:
-        guilty = [
-            str(contribution.group)
-            for contribution, (push, _) in zip(brought, summed, strict=True)
-            if isinstance(push, RowPush) and not np.isfinite(push.rows[table]).all()
-        ]
-        who = f"group {', '.join(guilty)}" if guilty else "the sum of all groups"
+        guilty = {
+            str(group) for push, _, group in pushes if not np.isfinite(push.rows[table]).all()
+        }
+        who = f"group {', '.join(sorted(guilty))}" if guilty else "the sum of all groups"
         return ProtocolError(
             f"table {self.specs.tables[table].name}: gradients of rows with NaN or infinity, of "
             f"{who}; training.on_nonfinite = skip leaves such steps out"
@@ -287,17 +283,8 @@ class TableShard:
                 "evict="
             ) from None
 
-    def checksum(
-        self,
-        chunk: int,
-        buffer: int,
-        *,
-        encoded: memoryview | None,
-        clock: int = 0,
-        reader: int | None = None,
-    ) -> None:
+    def checksum(self, *_: object, **__: object) -> None:
         """A worker computes on some rows alone."""
-        del chunk, buffer, encoded, clock, reader
 
     def value_checksum(self, chunk: int) -> None:
         del chunk

@@ -112,6 +112,34 @@ def test_a_job_in_any_mode_is_resumed(settings: dict[str, Any], tmp_path: Path) 
         assert again.summary["sets"][1]["clocks"] == [LAST] * len(groups)
 
 
+def test_gradients_of_rows_that_no_step_has_used_are_kept(tmp_path: Path) -> None:
+    def accumulating(*, stops: bool) -> Any:
+        def script(job: Job) -> Result:
+            model = Net()
+            model, optimizer = job.prepare(model, torch.optim.Adagrad(model.parameters(), lr=0.3))
+            for _ in job.epochs(1):
+                for ids in job.loader(torch.arange(48), batch_size=6):
+                    is_second = model.top.weight.grad is not None
+                    model(ids[:, None], ids).square().mean().backward()
+                    if is_second:
+                        optimizer.step()
+                        optimizer.zero_grad()
+                    elif job.clock == 1:
+                        job.checkpoint()
+                        if stops:
+                            return {}
+            return result_of(model)
+
+        return script
+
+    whole = run(tmp_path / "whole", accumulating(stops=False)).results[0]
+    path = tmp_path / "stopped"
+    run(path, accumulating(stops=True))
+    again = run(path, accumulating(stops=False), resumes=True).results[0]
+    for name, values in whole.items():
+        assert torch.equal(again[name], values), name
+
+
 def test_other_tables_are_refused(tmp_path: Path) -> None:
     run(tmp_path, to(STOP))
     with pytest.raises(ModelError, match="table items: num_rows 90 there, 91 here; resume with"):

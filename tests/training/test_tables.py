@@ -109,7 +109,7 @@ def test_groups_of_several_workers_train_with_the_joint_batch(
         {"mode": "ssp", "staleness": 2, "pipeline": 1},
         {"tables_mode": "async"},
         {"tables_mode": "ssp:1"},
-        {"tables_mode": "sync", "mode": "async"},
+        {"tables_mode": "ssp:1", "mode": "async", "pipeline": 1},
         {"tables_codec": "fp16"},
         {"tables_codec": "int8"},
     ],
@@ -126,8 +126,25 @@ def test_tables_train_in_every_mode(
     assert all(values.isfinite().all() for values in done.results[0].values())
     sets = done.summary["sets"]
     assert sets[1]["clocks"] == [12] * len(groups)
-    if settings.get("tables_mode") in ("ssp:1", "sync"):
-        assert sets[1]["max_staleness_seen"] <= 1
+    if settings.get("tables_mode", "").startswith("ssp"):
+        assert sets[1]["max_staleness_seen"] <= int(settings["tables_mode"][-1])
+
+
+@pytest.mark.parametrize("settings", [{"tables_mode": "async"}, {"mode": "async", "pipeline": 1}])
+def test_workers_of_a_group_pull_what_they_use_next(
+    settings: dict[str, Any], tmp_path: Path
+) -> None:
+    def scenario(job: Job) -> Result:
+        train(job, num_steps=12, optimizers=ANY_MODE)
+        return {"pulled": job._sets.statistics()[1].bytes_pulled}
+
+    runs = [{}, settings]
+    groups = ((0, 1),)
+    sync, stale = (
+        served(scenario, tmp_path / str(n), groups=groups, **each).results[0]["pulled"]
+        for n, each in enumerate(runs)
+    )
+    assert stale == pytest.approx(sync, rel=0.1)
 
 
 # -- what a script does to gradients ---------------------------------------------------------------
@@ -329,6 +346,19 @@ def test_ftrl_is_refused_where_tables_are_not_in_sync(
     )
 
 
+def test_what_rows_do_not_follow_is_refused_when_it_changes(tmp_path: Path) -> None:
+    def scenario(job: Job) -> None:
+        model = Net()
+        model, optimizer = job.prepare(model, torch.optim.Adam(model.parameters(), lr=LR))
+        scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=9)
+        model(torch.tensor([1])).sum().backward()
+        optimizer.step()
+        scheduler.step()
+
+    match = r"table items: .*beta1': 0.95.*beta1': 0.9, .*optimizer=psdist.LazyAdam"
+    refused(tmp_path, OptimizerRefusedError, match, scenario)
+
+
 def test_a_scheduler_before_a_learning_rate_of_the_table_is_refused(tmp_path: Path) -> None:
     def scenario(job: Job) -> None:
         model = Net(optimizer=psdist.RowSGD(lr=0.1))
@@ -357,14 +387,17 @@ def test_a_model_after_one_with_tables_is_refused(tmp_path: Path) -> None:
     refused(tmp_path, UsageError, "prepare it last", scenario)
 
 
-def test_a_clipped_norm_of_servers_does_not_go_with_a_mode_of_tables(tmp_path: Path) -> None:
-    refused(
-        tmp_path,
-        UsageError,
-        r"call job.clip_grad_norm_ before each step",
-        lambda job: prepared(job, max_grad_norm=1.0),
-        tables_mode="async",
-    )
+def test_servers_clip_parameters_beside_tables_with_a_mode_of_their_own(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job, max_grad_norm=0.01)
+        before = [each.clone() for each in model.top.parameters()]
+        model(torch.arange(4)).sum().mul(100).backward()
+        optimizer.step()
+        moved = [old - new for old, new in zip(before, model.top.parameters(), strict=True)]
+        return {"norm": torch.cat([each.detach().flatten() for each in moved]).norm()}
+
+    done = served(scenario, tmp_path, groups=((0,), (1,)), tables_mode="async")
+    torch.testing.assert_close(done.results[0]["norm"], torch.tensor(LR * 0.01))
 
 
 def test_workers_with_other_tables_are_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ same weight, and returns without their replies: the next look-up awaits them, or
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any
@@ -231,14 +231,15 @@ class Tables(WorkerRule):
 
     def _wanted(self) -> list[Ids]:
         """Return, by table, the ids of the batch that the replies are for. Others are planned: in a
-        group of several workers each one pulls its own rows."""
-        ahead = 1 + self._lag
+        group of several workers each one pulls its own rows, of the next batch."""
+        is_alone = self._group.size == 1
+        ahead = 1 + self._lag * is_alone
         found = self._foresight.wanted(ahead)
         known = [each.only_known(ids) for each, ids in zip(self.modules, found, strict=True)]
         if self._caches is not None:
             clock = self.clock + ahead
             known = [self._caches.missing(n, ids, clock=clock) for n, ids in enumerate(known)]
-        if self._group.size > 1:
+        if not is_alone:
             self._planned, known = known, [ids[:0] for ids in known]
         most = np.cumsum([0, *map(len, known)])
         return [
@@ -270,6 +271,24 @@ class Tables(WorkerRule):
             for wait in self.land():
                 self.loop.carry_on(wait)
             self._resume()
+
+    def pending_gradients(self, pending: Collection[int]) -> dict[int, torch.Tensor | None]:
+        """Return the ids and the gradients of rows that no step has used, at 2 n and 2 n + 1 for
+        table n. ``pending``: addresses (``id``) of the gradients of parameters for which that is
+        so."""
+        found: dict[int, torch.Tensor | None] = {}
+        for number, (each, spec) in enumerate(zip(self.modules, self.specs.tables, strict=True)):
+            if id(each.rows_on_servers.grad) in pending:
+                ids, rows = _merged(each.gradients.take(scale=1.0), spec)
+                found |= {2 * number: torch.from_numpy(ids), 2 * number + 1: torch.from_numpy(rows)}
+        return found
+
+    def accumulate(self, pending: Mapping[int, torch.Tensor | None]) -> None:
+        """Restore what :meth:`pending_gradients` has returned."""
+        for number, each in enumerate(self.modules):
+            ids, rows = pending.get(2 * number), pending.get(2 * number + 1)
+            if ids is not None and rows is not None:
+                each.gradients.restore(ids.numpy(), rows)
 
     def finish(self) -> None:
         """Wait for what is outstanding; the script's thread has the loop."""

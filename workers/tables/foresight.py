@@ -126,7 +126,7 @@ class Foresight:
         for path, leaf in self._leaves.items():
             if leaf.untyped_storage().data_ptr() == given.untyped_storage().data_ptr():
                 place = Place.at(path, leaf, given)
-                if place.of(self._leaves) is not None:  # else it lies beside this tensor
+                if place.of(self._leaves) is not None:  # else it lies next to this tensor
                     return place
             views = [leaf, *(view for dim in range(1, leaf.dim()) for view in leaf.unbind(dim))]
             for view in views:

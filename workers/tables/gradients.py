@@ -83,3 +83,7 @@ class RowGradients:
         self._arrived.clear()
         self._rescale(total)
         return [each._replace(factor=each.factor * scale) for each in self._kept]
+
+    def restore(self, ids: Ids, rows: torch.Tensor) -> None:
+        """Continue with these gradients; the handle's gradient is restored already."""
+        self._kept, self._gauge = [RowGradient(ids, rows, 1.0)], self._total(self._handle)

@@ -124,7 +124,7 @@ class TableLoop(WorkerLoop):
         partition, of_rows = specs.partition(), RowWire.of(wire.of_set(), specs)
         self.specs, self._first = specs, first_rows(specs)
         self.outgoing = {}
-        self._wanted: Split | None = None
+        self._wanted: Split
         """What the outstanding replies are to bring."""
         self.awaited: Collection[int] = ()
         """The parts that they are about."""
@@ -166,10 +166,13 @@ class TableLoop(WorkerLoop):
             empty, wanted = set(mine), [each[:0] for each in wanted]
         split = Split.of(self.specs, wanted)
         if rows is not None:
-            longer = {
-                part: self._pack(part, each, split.of_part(part))
-                for part, each in self._by_part(rows).items()
-            }
+            pushed, longer = Split.of(self.specs, [ids for ids, _ in rows]), {}
+            for part in mine:
+                own = [
+                    (ids[at[part]], values[at[part]])
+                    for (ids, values), at in zip(rows, pushed.at, strict=True)
+                ]
+                longer[part] = self._pack(part, own, split.of_part(part))
             for number in range(1, 1 + max(map(len, longer.values()), default=0)):
                 for part, payloads in longer.items():
                     if number <= len(payloads):
@@ -177,17 +180,6 @@ class TableLoop(WorkerLoop):
                 yield self._wait_until(lambda: not self._unreceived)
         self._expect(split, mine)
         self.begin_push(clock=clock, hyper=hyper, absent=(), weight=weight, empty=empty)
-
-    def _by_part(self, rows: Sequence[tuple[Ids, Rows]]) -> dict[int, list[tuple[Ids, Rows]]]:
-        """Return the rows of each part of this worker's slice, by table."""
-        split = Split.of(self.specs, [ids for ids, _ in rows])
-        return {
-            part: [
-                (ids[at[part]], values[at[part]])
-                for (ids, values), at in zip(rows, split.at, strict=True)
-            ]
-            for part in self.core.mine
-        }
 
     def _pack(
         self, part: int, rows: Sequence[tuple[Ids, Rows]], wanted: Sequence[Ids]
@@ -263,9 +255,8 @@ class TableLoop(WorkerLoop):
     @property
     def num_awaited(self) -> list[int]:
         """By part: the rows that the outstanding replies are to bring."""
-        split = self._wanted
         parts = range(self.specs.num_parts)
-        return [0 if split is None else sum(map(len, split.of_part(part))) for part in parts]
+        return [sum(map(len, self._wanted.of_part(part))) for part in parts]
 
     # -- what comes ----------------------------------------------------------------------------
 
@@ -277,11 +268,7 @@ class TableLoop(WorkerLoop):
 
     def take_rows(self) -> list[tuple[Ids, Rows]]:
         """Return the ids and rows, by table, that the replies have brought; all have come."""
-        split, self._wanted = self._wanted, None
-        if split is None:
-            return [
-                (np.empty(0, np.int64), np.empty((0, e.dim), np.float32)) for e in self.specs.tables
-            ]
+        split = self._wanted
         found = [
             np.empty((len(ids), table.dim), np.float32)
             for ids, table in zip(split.ids, self.specs.tables, strict=True)

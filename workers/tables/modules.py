@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, ClassVar, Final, Literal, NamedTuple, Protocol, TypeVar
+from typing import Any, Final, Literal, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -47,7 +47,7 @@ class RowSource(Protocol):
 class LocalRows:
     """The rows of tables outside of a job: first values, which nothing trains."""
 
-    refusal: ClassVar[str] = ""
+    refusal = ""
     """Why there are no such rows now, with the remedy; "" if there are."""
 
     def __init__(self, spec: TableSpec) -> None:
@@ -61,15 +61,6 @@ class LocalRows:
 
     def prefetch(self, _table: int, ids: Ids) -> None:
         pass
-
-
-class EndedRows(LocalRows):
-    """The rows of tables whose job has ended."""
-
-    refusal = (
-        "a table is used after job.close(): the servers that had its rows have ended; evaluate "
-        "before it"
-    )
 
 
 class _Bring(torch.autograd.Function):
@@ -184,7 +175,11 @@ class Table(torch.nn.Module):
 
     def detach(self) -> None:
         """The job has ended."""
-        self._source = EndedRows(self.spec)
+        self._source = ended = LocalRows(self.spec)
+        ended.refusal = (
+            "a table is used after job.close(): the servers that had its rows have ended; evaluate "
+            "before it"
+        )
 
     def prefetch(self, ids: torch.Tensor) -> None:
         """Say which ids the next forward pass will have, before ``optimizer.step()``: their rows
@@ -274,9 +269,10 @@ class Embedding(Table):
     - ``admit``: an id gets a row at its ``admit``-th occurrence, and has its first values before.
     - ``evict``: "lru:CAP", "lfu:CAP" or "age:N"; an evicted row begins again with first values.
 
-    Norms of gradients (``max_grad_norm``, ``job.clip_grad_norm_``) leave rows out. Without a job
-    the table has its first values, which no optimizer trains: call psdist.init() and job.prepare,
-    which need no launcher. Under torch.compile the look-up breaks the graph.
+    Norms of gradients (``max_grad_norm``, ``job.clip_grad_norm_``) leave rows out; torch's
+    ``clip_grad_value_`` and hooks of parameters do not reach them. Without a job the table has its
+    first values, which no optimizer trains: call psdist.init() and job.prepare, which need no
+    launcher. Under torch.compile the look-up breaks the graph.
     """
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:

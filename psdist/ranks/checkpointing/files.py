@@ -40,7 +40,7 @@ from psdist.servers.protocol.checkpoints import (
     DropCheckpoint,
     KeepTuningState,
 )
-from psdist.servers.shard.regions import Keeper, KeptPieces, Region, starts_of
+from psdist.servers.shard.regions import Keeper, Region, starts_of
 from psdist.servers.shard.snapshots import SnapshotMemory
 from psdist.tables.specs import TableSpecs
 from psdist.version import VERSION
@@ -201,7 +201,7 @@ class FileKeeper(Keeper):
             for segment, start in zip(each.segments, starts_of(partition, each), strict=True)
         ]
 
-    def kept(self, set_index: int) -> KeptPieces:
+    def kept(self, set_index: int) -> KeptSet:
         assert self._restored is not None
         return KeptSet(self._restored, set_index)
 

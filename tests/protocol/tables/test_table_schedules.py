@@ -137,9 +137,7 @@ def test_a_server_that_does_not_wait_for_the_mode_is_caught(
 
     def answers_at_once(self: RowService, key: Any) -> None:
         header, ids = self._waiting[key]
-        self._waiting[key] = type(self._waiting[key])(
-            header._replace(flags=header.flags | Flag.FRESH), ids
-        )
+        self._waiting[key] = header._replace(flags=header.flags | Flag.FRESH), ids
         answer(self, key)
 
     monkeypatch.setattr(RowService, "_answer", answers_at_once)

@@ -397,8 +397,8 @@ def _prove_part(
         compare_kept(num_steps)
     assert not waiting
     for store, its in zip(stores, shard.parts[part].stores, strict=True):
-        pairs = zip(store.rows(), its.rows(), strict=True)
-        assert all(one.tobytes() == other.tobytes() for one, other in pairs)
+        one, other = (each.stored(each.in_order()) for each in (store, its))
+        assert all(a.tobytes() == b.tobytes() for a, b in zip(one, other, strict=True))
     return num
 
 

@@ -97,6 +97,13 @@ def test_async_rows_are_as_old_as_prefetch_and_kept_rows_make_them(
         assert report.proved == (age <= kept + pipeline), report.violations
 
 
+@pytest.mark.parametrize("age", [2, 3])
+def test_the_reply_that_brought_rows_is_as_old_as_the_rows_may_be(age: int) -> None:
+    forged = Rows(kept=2, mode="ssp", staleness=3)
+    forged.use(3, iteration=5, chunk=0)["reply"] = 5 - 1 - age
+    assert broken_by(forged) == ({Rule.SAMPLING.value: 1} if age > 2 else {})
+
+
 def test_versions_may_go_back_and_differ_in_a_group_because_rows_do() -> None:
     forged = Rows(kept=2, mode="ssp", staleness=3)
     forged.use_rows_of(0, 7, age=1)

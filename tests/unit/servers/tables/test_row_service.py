@@ -8,13 +8,16 @@ import numpy as np
 import pytest
 
 from psdist.codecs.wire import RAW_WIRE
-from psdist.errors import OptimizerRefusedError, ProtocolError
+from psdist.errors import ProtocolError
 from psdist.protocol.control import Evict, Leave, Register
 from psdist.protocol.events import ControlArrived, Sent
 from psdist.protocol.header import Flag, Kind
 from psdist.protocol.ids import COORDINATOR, worker_id
 from psdist.protocol.optimizers import pack_hyperparameters
-from psdist.servers.set_store import ServerOptions, ShardStore
+from psdist.servers.protocol.actions import ChangeCodecs
+from psdist.servers.protocol.assembly import rule_for
+from psdist.servers.protocol.rules import MakeRule
+from psdist.servers.set_store import ShardStore
 from psdist.servers.shard.tensors import TensorShard
 from psdist.servers.tables.contents import contents_of
 from psdist.tables.payloads import pack_ids, pack_push, read_rows
@@ -50,6 +53,39 @@ def test_a_pull_is_answered_with_the_rows_of_its_ids() -> None:
     for store, ids, each in zip(it.shard.parts[0].stores, IDS, rows, strict=True):
         assert each.tobytes() == store.gather(ids).tobytes()
     assert it.shard.statistics().rows == 0  # a pulled row stores nothing
+
+
+@pytest.mark.parametrize(
+    ("own", "waits_after"),
+    [(None, 0), (rule_for("async"), 3), (rule_for("ssp", staleness=2), 2)],
+    ids=["the mode of parameters", "async", "ssp:2"],
+)
+def test_tables_may_have_a_mode_of_their_own(own: MakeRule | None, waits_after: int) -> None:
+    """Group 1 never pushes; parameters are in sync."""
+    it = server(mode="sync", of_tables=own)
+    answered = 0
+    for clock in range(3):
+        it.push(0, PUSH, clock=clock)
+        if not [each for each in it.taken() if each[1].kind == Kind.REPLY]:
+            break
+        answered += 1
+    assert answered == waits_after
+
+
+def test_a_change_of_codecs_holds_the_rounds_of_tables_with_a_mode_of_their_own() -> None:
+    it = server(mode="sync", of_tables=rule_for("async"))
+    (each,) = it.loop.sets
+    it.push(0, PUSH, clock=0)
+    assert len(it.taken()) == 1
+    for action in each.hold_rounds():
+        each.execute(action)
+    it.push(0, PUSH, clock=1)
+    assert not it.taken()
+    for action in each.core.handle(ChangeCodecs(1, 2, 0)):
+        if not isinstance(action, ChangeCodecs):  # this wire has no levels
+            each.execute(action)
+    it.loop.turn()
+    assert [header.clock for _, header, _ in it.taken()] == [1]
 
 
 def test_a_pull_waits_until_the_mode_allows_it_and_a_fresh_one_does_not() -> None:
@@ -191,20 +227,6 @@ def test_tables_are_refused_where_servers_keep_no_rows() -> None:
     store = ShardStore(TensorShard).of_set(0)
     with pytest.raises(ProtocolError, match="this server keeps no rows of tables"):
         store.choose(TableServer(SPECS).setup(), store.wire, store.make_executor)
-
-
-def test_an_optimizer_for_sync_alone_is_refused_in_other_modes() -> None:
-    specs = specs_of(1, "FTRL")
-    setup = TableServer(specs).setup()
-    contents = contents_of(setup, RAW_WIRE, TensorShard)
-    built = contents.describe(0, setup, (1.0,), [0])
-    for modes in (("sync",), ("sync", "ssp")):
-        options = ServerOptions(server=0, shard_weights=(1.0,), modes=modes, receive_buffers=None)
-        if modes == ("sync",):
-            assert contents.spec(options, built).chunks == (0,)
-            continue
-        with pytest.raises(OptimizerRefusedError, match="table table 0: FTRL needs mode sync: "):
-            contents.spec(options, built)
 
 
 def test_parts_go_by_the_weights_of_servers_whatever_else_they_hold() -> None:

@@ -127,6 +127,7 @@ def test_a_use_names_the_oldest_rows_of_each_part() -> None:
     )
     uses.use(4)
     uses.commit(4, reduced(), pushed=[0, 1, 2])
+    uses.commit(5, reduced(), pushed=[0, 1, 2])
     # Rows of part 0 that were kept, and rows of part 2 that a prefetch and a pull have brought.
     uses.bring(6, {2: version(90, clock=5, min_done=5)}, [0, 0, 3])
     uses.bring(6, {2: version(95, clock=6, min_done=6)}, [0, 0, 1])
@@ -135,13 +136,14 @@ def test_a_use_names_the_oldest_rows_of_each_part() -> None:
     uses.commit(6, reduced(is_skipped=True), pushed=[0, 1, 2])
     assert records(history) == [
         (4, 0, 7, 50, 3), (4, 1, 2, 60, 3), (4, 2, 0, 0, 0),
+        (5, 0, 0, 0, 0), (5, 1, 0, 0, 0), (5, 2, 0, 0, 0),
         (6, 0, 3, 50, 3), (6, 1, 0, 0, 0), (6, 2, 4, 90, 5),
     ]  # fmt: skip
     assert uses.staleness == {0: 2, 2: 1, 1: 1}
     pushes = history.log().pushes
-    assert pushes["iteration"].tolist() == [4, 6]
-    assert pushes["weight"].tolist() == [2.0, 0.0]
-    assert pushes["is_empty"].tolist() == [0, 1]
+    assert pushes["iteration"].tolist() == [4, 5, 6]
+    assert pushes["weight"].tolist() == [2.0, 2.0, 0.0]
+    assert pushes["is_empty"].tolist() == [0, 0, 1]
 
 
 def test_rows_that_nobody_looked_up_are_no_use() -> None:
