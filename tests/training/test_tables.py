@@ -273,6 +273,20 @@ def test_rows_weigh_as_much_as_the_samples_of_their_worker(tmp_path: Path) -> No
     assert moved == pytest.approx([LR / 4] * 4 + [LR / 3] * 3 + [0], abs=1e-6)
 
 
+def test_what_is_added_to_gradients_of_tables_is_refused(tmp_path: Path) -> None:
+    def scenario(job: Job) -> Result:
+        model, optimizer = prepared(job)
+        model.items(torch.arange(4)).sum().backward()
+        for parameter in model.parameters():
+            if parameter.grad is not None:
+                parameter.grad.add_(1e-6)
+        optimizer.step()
+        return {}
+
+    with pytest.raises(UsageError, match="added to the gradient of a table's parameter"):
+        served(scenario, tmp_path)
+
+
 def test_a_compiled_model_has_the_rows_of_the_model(tmp_path: Path) -> None:
     def scenario(job: Job) -> Result:
         model = Net()

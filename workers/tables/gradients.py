@@ -17,9 +17,11 @@ from typing import Final, NamedTuple
 
 import torch
 
+from psdist.errors import UsageError
 from psdist.tables.specs import Ids
 
 GAUGE: Final = 2.0**-60
+_MOST_FACTOR: Final = 2.0**30
 
 
 class RowGradient(NamedTuple):
@@ -70,6 +72,11 @@ class RowGradients:
             gauge = 0.0
         elif gauge != self._gauge:
             factor = gauge / self._gauge
+            if abs(factor) > _MOST_FACTOR:
+                raise UsageError(
+                    "something was added to the gradient of a table's parameter rows_on_servers "
+                    "(noise?); rows follow what multiplies it: leave parameters of that name out"
+                )
             self._kept = [each._replace(factor=each.factor * factor) for each in self._kept]
         self._gauge = gauge
 
