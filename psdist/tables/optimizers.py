@@ -221,7 +221,7 @@ _FOLLOWED: Final = {
 def following(name: str, group: Mapping[str, Any], *, table: str = "a table") -> RowOptimizer:
     """Return the optimizer for a table in a parameter group of the torch optimizer ``name``
     (psdist.protocol.optimizers.canonical_name). Raises :class:`OptimizerRefusedError` where a row
-    cannot be stepped as the group says, which names the choices."""
+    cannot follow the group; the error names the choices."""
     choices = f"give {table} optimizer=, one of psdist.{', psdist.'.join(ROW_OPTIMIZERS)}"
     if name not in _FOLLOWED:
         raise OptimizerRefusedError(f"{table}: {name} has no counterpart for rows; {choices}")

@@ -1,4 +1,4 @@
-"""What the tables of a job are, and which part of a table holds which row.
+"""Description of the tables of a job: which part of a table holds which row.
 
     specs = TableSpecs((TableSpec(name="items", num_rows=10_000, dim=16, ...),), num_parts=2)
     specs.parts_of(0, ids)                    # by id: the part, a number below num_parts
@@ -169,7 +169,7 @@ class TableSpecs:
 
 
 _KINDS: Final = (str, int | None, int, str, dict, int, float, int, str)
-"""Of the fields of a table."""
+"""Types of the fields of a table."""
 
 
 def _table(values: Any) -> TableSpec:

@@ -186,7 +186,7 @@ class RowStore:
         return self._admission.cells
 
     def restore(self, rows: StoredRows, *, first_bucket: int) -> None:
-        """Store rows of any buckets, none of which are here yet, and counts from
+        """Store rows of any buckets that are not here yet, and counts from
         ``first_bucket`` on."""
         slots = self._reserved(len(rows.ids))
         self._kernels.add(self._memory, rows.ids, slots)

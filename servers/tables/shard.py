@@ -5,7 +5,7 @@
     shard.encode(reply, into=payload)         # the rows that the answered push wanted
     shard.take_early(part, group, clock, 1, push)     # a push that comes in several messages
 
-A part (chunk) has rows of every table. What a round sums is kept as it was pushed, in the order of
+A part (chunk) has rows of every table. Pushes of a round are kept as they came, in the order of
 groups, until the step: then an id's gradients are added in this order, so a row gets the same bits
 with any number of servers. Nothing is changed before the step.
 """

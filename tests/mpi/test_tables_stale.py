@@ -61,7 +61,7 @@ def forged(run_dir: Path, histories: list[History], *, age: int) -> Report:
     ("options", "age"),
     [
         pytest.param(SSP, 4, id="ssp"),
-        pytest.param(HYBRID, 4, id="tables in async beside parameters in sync"),
+        pytest.param(HYBRID, 4, id="tables in async next to parameters in sync"),
         pytest.param((*HYBRID, "--set", "tables.cache=300"), 20, id="and kept rows"),
     ],
 )

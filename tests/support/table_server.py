@@ -87,7 +87,7 @@ class TableServer:
         self.service = RowService()
         self.hyper = pack_hyperparameters([{"lr": 0.1} for _ in specs.tables])
         self.loop = plain_loop(
-            self.network,  # type: ignore[arg-type] # as much as it needs
+            self.network,  # type: ignore[arg-type] # enough for the loop
             lambda _set_index, resumed_up_to: assemble_core(
                 server=0,
                 make_rule=rule_for(mode, staleness=staleness),
@@ -131,7 +131,7 @@ class TableServer:
         return Setup(**given | fields)
 
     def describe(self) -> None:
-        """The chief describes the tables, and sends the values that nobody reads."""
+        """The chief describes the tables, and sends the values that no rank reads."""
         self.control(0, self.setup())
         chunks = self.specs.partition().chunks
         for part in self.shard.parts:

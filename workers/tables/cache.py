@@ -26,7 +26,7 @@ from psdist.tables.specs import Ids, Rows, TableSpecs
 
 _KEY_WORDS: Final = 2
 _ENTRIES: Final = 1.5
-"""Of the index, by row."""
+"""Entries of the index, by row."""
 _NEVER: Final = np.iinfo(np.int64).max
 _SHARE: Final = 8
 """A full cache drops this part of its rows at once: the index is made again."""

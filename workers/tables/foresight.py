@@ -1,9 +1,9 @@
 """The ids of the next batch, found out from those of the batches before.
 
 A look-up is traced to a tensor of the newest batch of a loader: to the same memory, or to the
-same values, of the whole tensor or of an index of one dimension. What was found twice in a row is
-expected of the next batch, which is read from the loader when a step ends. An expectation that is
-wrong costs time, never more.
+same values, of the whole tensor or of an index of one dimension. A place that was found twice in a
+row is expected in the next batch, which is read from the loader when a step ends. An expectation
+that is wrong costs time, never more.
 
     foresight = Foresight(num_tables, peek=loaders.peek)
     foresight.batch(batch)                         # the script receives this batch
@@ -37,7 +37,7 @@ class Place(NamedTuple):
     offset: int
     """Elements from the tensor's first one."""
     shape: tuple[int, ...]
-    """-1: as long as the batch."""
+    """-1: the length of the batch."""
     stride: tuple[int, ...]
     whole: tuple[Any, ...]
     """Shape of the tensor without its first dimension, and its strides."""
@@ -93,7 +93,7 @@ class Foresight:
         it nothing is expected but what the script announces."""
         self._peek = peek
         self._leaves: dict[Path, torch.Tensor] = {}
-        """Of the newest batch."""
+        """Tensors of the newest batch."""
         self._places: list[dict[Place, int]] = [{} for _ in range(num_tables)]
         """By table: places of ids in the last iteration, with the iterations in a row."""
         self._now: list[list[Place]] = [[] for _ in range(num_tables)]

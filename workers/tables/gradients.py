@@ -2,8 +2,8 @@
 
 A table has one parameter of one element, its *handle*: the optimizer's groups, ``zero_grad``, a
 GradScaler and clipping treat it as any parameter. Each backward pass through rows adds ``GAUGE`` to
-the handle's gradient, and keeps the gradient of the rows here. What the script does to ``p.grad``
-(dropping, accumulating, unscaling, clipping) is read off the handle and done to the rows as well.
+the handle's gradient, and keeps the gradient of the rows here. Changes of ``p.grad`` by the
+script (dropping, accumulating, unscaling, clipping) are read off the handle and done to the rows.
 ``GAUGE`` is too small to move a norm, and the handle's value is used for nothing.
 
     gradients = RowGradients(handle)
@@ -30,14 +30,14 @@ class RowGradient(NamedTuple):
     rows: torch.Tensor
     """[n, dim], float32, on the model's device."""
     factor: float
-    """What the script has multiplied the gradient by since."""
+    """The script has multiplied the gradient by it since."""
 
 
 class RowGradients:
     def __init__(self, handle: torch.nn.Parameter) -> None:
         self._handle = handle
         self._arrived: list[tuple[int, RowGradient]] = []
-        """Of a backward pass that has not reached the handle, with the number of the pass."""
+        """Gradients of a backward pass that has not reached the handle, with the pass's number."""
         self._kept: list[RowGradient] = []
         """Those that the handle's gradient has."""
         self._gauge = 0.0

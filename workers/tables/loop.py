@@ -36,7 +36,7 @@ from psdist.workers.replies import Replies
 
 
 class _Memory:
-    """What the set has instead of parameters: an element of each part, which nothing reads."""
+    """Stands for the parameters of the set: an element of each part, which nothing reads."""
 
     def parameter_frame(self, chunk: Chunk) -> Frame:
         return Frame(memoryview(bytearray(chunk.num_bytes)))
@@ -125,7 +125,7 @@ class TableLoop(WorkerLoop):
         self.specs, self._first = specs, first_rows(specs)
         self.outgoing = {}
         self._wanted: Split
-        """What the outstanding replies are to bring."""
+        """Ids whose rows the outstanding replies are to bring."""
         self.awaited: Collection[int] = ()
         """The parts that they are about."""
         self._unreceived: set[tuple[int, int, int]] = set()

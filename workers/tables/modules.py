@@ -127,7 +127,7 @@ def _eager(function: Callable[..., _T]) -> Callable[..., _T]:
 
 
 class Table(torch.nn.Module):
-    """What both modules have in common."""
+    """The common part of both modules."""
 
     def __init__(
         self,

@@ -109,7 +109,7 @@ class Kernels:
         _enter(memory, memory.hashes(ids), slots)
 
     def reindex(self, memory: RowMemory, is_live: npt.NDArray[np.bool_]) -> None:
-        """Fill an empty index with the first records, of which some are live."""
+        """Fill an empty index with the live ones of the first records."""
         slots = np.flatnonzero(is_live).astype(np.int32)
         _enter(memory, memory.hashes(memory.keys(slots)), slots)
 
@@ -145,7 +145,7 @@ class Kernels:
         self, cells: Cells, hashes: npt.NDArray[np.uint64], buckets: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
         """Count an occurrence of each id (by ``hashes``) in the cells of its bucket; return the
-        counts. A bucket of which half of the cells are in use is halved."""
+        counts. A bucket is halved when half of its cells are in use."""
         depth, width = SKETCH
         shifts = (8 * np.arange(depth)).astype(np.uint64)
         columns = (mixed(hashes)[:, None] >> shifts) & np.uint64(width - 1)

@@ -8,7 +8,7 @@
 26 tables of 100,000 x 16, Zipf 1.05, two workers, batches of 1,024 each. The contestants take
 turns, --repeats times each, and the table has the medians. With --link each worker has a host of
 the Slurm test cluster, whose link has that many Mbit/s, and psdist has a server on each host. This
-needs root, and nobody else may use the cluster. OVERLAY must then not be under /tmp, because each
+needs root, and the cluster for itself. OVERLAY must then not be under /tmp, because each
 host has a /tmp of its own. Other options go to tests.benchmarks.tables.racers.
 """
 

@@ -36,7 +36,7 @@ COUNTS = (0, 1, 2, 41, 500, 2**20, 2**31, 2**32 - 1)
 
 
 class Hostile:
-    """Workers of one server, of which half of the messages have something wrong."""
+    """Workers of one server; half of their messages have something wrong."""
 
     def __init__(self, mode: str, codec: str, seed: int) -> None:
         self.specs = specs_of(2, num_rows=500, max_rows=100, codec=codec)
@@ -47,7 +47,7 @@ class Hostile:
         self.draw = np.random.default_rng(seed)
         self.errors = self.taken = 0
         self.longest = ""
-        """Of the errors' texts."""
+        """Texts of the errors."""
 
     def step(self) -> None:
         kind = self.pick.choice((Kind.PUSH, Kind.PUSH_ROWS, Kind.PULL_ROWS))

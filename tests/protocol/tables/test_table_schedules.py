@@ -1,7 +1,7 @@
 """Tables under seeded schedules: real loops on both sides of the virtual network, several sets,
 collectives, different ends, changes of the mode, and workers that fail in the middle of a push.
 
-Whatever a reply brought, what servers end with and what their checkpoints have is compared with the
+The rows of replies, of servers at the end and of checkpoints are compared with the
 same updates on one store, bit by bit. The last part breaks servers on purpose.
 
     python -m pytest tests/protocol/tables --schedules 8000        # 1,000 schedules of each kind

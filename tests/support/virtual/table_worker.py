@@ -4,7 +4,7 @@
     prove_rows(job)
 
 Each worker draws ids and gradients, asks for the next rows with its push or apart from it, and
-keeps what came. The oracle applies the same updates, in the order that the servers say, to one
+keeps what came. The oracle applies the same updates, in the order of the servers' logs, to one
 store of each part: what every reply brought must be those rows, bit by bit.
 """
 
@@ -330,7 +330,7 @@ def play_with_tables(schedule: TableSchedule, **more: Any) -> VirtualJob:
 
 
 def shards_of(job: VirtualJob) -> list[RecordedShard]:
-    """Of the servers that have received the tables."""
+    """Servers that have received the tables."""
     (*_, rows_of) = job.sets
     found = [rows_of.executor(server) for server in range(len(job.servers))]
     return [each for each in found if isinstance(each, RecordedShard)]

@@ -21,7 +21,7 @@ ROWS = 13
 
 
 class Rows(Forgery):
-    """A run of rows: as one of chunks, of each of which workers use seven rows."""
+    """A run of rows: as one of chunks; workers use seven rows of each."""
 
     def __init__(self, *, kept: int = 0, **settings: Any) -> None:
         super().__init__(checksum_every=0, **settings)
@@ -66,7 +66,7 @@ def test_rows_of_the_iteration_before_break_sync() -> None:
 
 
 def test_a_row_that_is_4_old_breaks_a_bound_of_3() -> None:
-    """Groups in step: the updates that a use lacks are as many as the iterations that it is old."""
+    """Groups in step: a use that is n iterations old lacks n updates."""
     for age in range(1, 6):
         forged = Rows(mode="sync", collectives=())
         forged.run |= {"mode": "ssp", "staleness": 3}
@@ -153,7 +153,7 @@ def test_run_json_promises_nothing_that_rows_cannot_keep(
 
 
 def _of_two_sets(**changes: Any) -> Report:
-    """Judge parameters in sync beside tables in async."""
+    """Judge parameters in sync next to tables in async."""
     dense, rows = Forgery(mode="sync"), Rows(kept=2, mode="async", pipeline=1)
     rows.run |= {"set_index": 1, **changes}
     return check_sets_of([dense.history(), rows.history()], None)

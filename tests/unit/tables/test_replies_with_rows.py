@@ -83,7 +83,7 @@ def test_replies_with_other_counts_and_marks_are_refused() -> None:
     with pytest.raises(ProtocolError, match=r"a reply with \[4, 1\] rows of tables where \[3, 1\]"):
         read_rows(specs, payload, [ids(2, 3, 4), ids(1)], first)
     bits = smallest(specs) + 8
-    for mark in (0b0101_0001, 0b1101_0000, 0b0001_0000):  # behind the ids, one more, one less
+    for mark in (0b0101_0001, 0b1101_0000, 0b0001_0000):  # after the ids, one more, one less
         wrong = bytearray(payload)
         wrong[bits] = mark
         if mark == 0b0101_0001:  # bits of no id

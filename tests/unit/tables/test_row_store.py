@@ -78,7 +78,7 @@ def test_first_values_depend_on_seed_table_and_id_alone() -> None:
 
 
 def test_first_values_stay_as_they_are() -> None:
-    """A new version that changes them would change every job that goes on from a checkpoint."""
+    """A new version that changes them would change every job that continues a checkpoint."""
     values = RowStore(spec_of()).gather(np.array([7]))
     assert values[0].tobytes().hex() == "3934033e48c4d7bcad8c613e52dad93d6b86293e"
 

@@ -1,7 +1,7 @@
 """Trains a table whose rows all have the gradient 1, on every worker in every step; worker 1 is
 killed by SIGKILL when some of the messages of a push have left, and others have not.
 
-Whoever contributes to a step, the mean is 1: the rows tell where part of a push was applied.
+The mean of a step is 1 for any contributors: rows show where part of a push was applied.
 """
 
 from __future__ import annotations

@@ -169,7 +169,7 @@ def test_early_messages_are_counted_and_dropped() -> None:
     for number in range(1, MOST_EARLY + 1):
         assert not shard.take_early(0, 0, 3, number, push)
     assert "raise tables.max_rows" in shard.take_early(0, 0, 3, MOST_EARLY + 1, push)
-    assert not shard.take_early(0, 0, 3, 1, push)  # anew
+    assert not shard.take_early(0, 0, 3, 1, push)  # again
     assert not shard.take_early(0, 0, 4, 1, push)
     shard.forget(0, 0, newest=3)
     assert sorted(shard.parts[0].early[0]) == [3]

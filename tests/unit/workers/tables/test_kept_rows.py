@@ -1,4 +1,4 @@
-"""Rows that a worker keeps, and its record of which rows each iteration has used."""
+"""Rows that a worker keeps, and its record of the rows that each iteration used."""
 
 from __future__ import annotations
 
