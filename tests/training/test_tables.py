@@ -92,11 +92,15 @@ def test_sync_has_the_same_bits_for_any_servers_prefetch_and_schedule(tmp_path: 
                 assert torch.equal(values, first[name]), (options, name)
 
 
-@pytest.mark.parametrize("groups", [((0, 1),), ((0, 1), (2, 3))])
+@pytest.mark.parametrize(
+    ("groups", "settings"),
+    [(((0, 1),), {}), (((0, 1), (2, 3)), {}), (((0, 1),), {"tables_max_rows": 20})],
+    ids=str,
+)
 def test_groups_of_several_workers_train_with_the_joint_batch(
-    groups: tuple[tuple[int, ...], ...], tmp_path: Path
+    groups: tuple[tuple[int, ...], ...], settings: dict[str, Any], tmp_path: Path
 ) -> None:
-    done = served(train, tmp_path, groups=groups)
+    done = served(train, tmp_path, groups=groups, **settings)
     for name, values in plain().items():
         torch.testing.assert_close(done.results[0][name], values, atol=2e-6, rtol=0, msg=name)
 

@@ -34,7 +34,7 @@ from psdist.workers.reduction import CALL, Reduced, in_group
 from psdist.workers.tables.cache import RowCaches
 from psdist.workers.tables.foresight import Foresight
 from psdist.workers.tables.gradients import RowGradient
-from psdist.workers.tables.loop import TableLoop
+from psdist.workers.tables.loop import TableLoop, counts_within
 from psdist.workers.tables.modules import Table
 from psdist.workers.tables.uses import RowUses
 
@@ -162,11 +162,12 @@ class Tables(WorkerRule):
         newest, ``is_fresh``, are for no iteration."""
         self._land_now()
         self._take_over()
-        most, parts = self.specs.max_rows, list[Found]()
-        for start in range(0, max(1, *map(len, ids)), most):
-            self.loop.begin_pull_of_rows(
-                [each[start : start + most] for each in ids], is_fresh=is_fresh
-            )
+        parts, left = list[Found](), list(ids)
+        while not parts or any(map(len, left)):
+            counts = counts_within(left, self.specs.max_rows)
+            first = [each[:num] for each, num in zip(left, counts, strict=True)]
+            left = [each[num:] for each, num in zip(left, counts, strict=True)]
+            self.loop.begin_pull_of_rows(first, is_fresh=is_fresh)
             self.loop.carry_on(self.loop.wait_for_replies())
             parts.append(self.loop.take_rows() if is_fresh else self._take(self.clock))
         self._resume()
@@ -241,11 +242,8 @@ class Tables(WorkerRule):
             known = [self._caches.missing(n, ids, clock=clock) for n, ids in enumerate(known)]
         if not is_alone:
             self._planned, known = known, [ids[:0] for ids in known]
-        most = np.cumsum([0, *map(len, known)])
-        return [
-            ids[: max(0, self.specs.max_rows - before)]
-            for ids, before in zip(known, most, strict=False)
-        ]
+        counts = counts_within(known, self.specs.max_rows)
+        return [ids[:num] for ids, num in zip(known, counts, strict=True)]
 
     def land(self) -> Generator[Wait, None, None]:
         """Wait for the replies to the last push."""

@@ -12,7 +12,7 @@ when is decided by the state machine of any set; this class fills in payloads.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Generator, Sequence
+from collections.abc import Collection, Generator, Sequence, Sized
 from typing import NamedTuple, Self
 
 import numpy as np
@@ -188,7 +188,11 @@ class TableLoop(WorkerLoop):
         ``max_rows``."""
         before, nothing = list[memoryview](), [each[:0] for each in wanted]
         while sum(len(ids) for ids, _ in rows) > self.specs.max_rows:
-            first, rows = _divided(rows, self.specs.max_rows)
+            counts = counts_within([ids for ids, _ in rows], self.specs.max_rows)
+            first, rows = (
+                [(ids[of], values[of]) for (ids, values), of in zip(rows, these, strict=True)]
+                for these in ([slice(n) for n in counts], [slice(n, None) for n in counts])
+            )
             before.append(pack_push(self.specs, first, nothing))
         self.outgoing[part] = pack_push(self.specs, rows, wanted, num_before=len(before))
         return before
@@ -285,13 +289,9 @@ class TableLoop(WorkerLoop):
         return list(zip(split.ids, found, strict=True))
 
 
-def _divided(
-    rows: Sequence[tuple[Ids, Rows]], most: int
-) -> tuple[list[tuple[Ids, Rows]], list[tuple[Ids, Rows]]]:
-    """Return the first ``most`` rows, and the others, both by table."""
-    first, others, left = list[tuple[Ids, Rows]](), list[tuple[Ids, Rows]](), most
-    for ids, values in rows:
-        first.append((ids[:left], values[:left]))
-        others.append((ids[left:], values[left:]))
-        left -= len(first[-1][0])
-    return first, others
+def counts_within(blocks: Sequence[Sized], most: int) -> list[int]:
+    """Return how many of each block, by table, are among the first ``most`` of all."""
+    counts = list[int]()
+    for block in blocks:
+        counts.append(min(len(block), most - sum(counts)))
+    return counts

@@ -56,7 +56,7 @@ class Kept(Dataset[Batch]):
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("library", choices=("torchrec", "ddp", "psdist"))
+    parser.add_argument("contestant", choices=("torchrec", "ddp", "psdist"))
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--store", help="where the ranks of torchrec and ddp meet")
     parser.add_argument("--rank", type=int, default=int(os.environ.get("SLURM_PROCID", 0)))
@@ -69,13 +69,13 @@ def main() -> None:
     parser.add_argument("--warm-up", type=int, default=10)
     options = parser.parse_args()
     torch.manual_seed(0)
-    if options.library == "psdist":
+    if options.contestant == "psdist":
         race_psdist(options)
         return
     dist.init_process_group(
         "gloo", init_method=options.store, rank=options.rank, world_size=options.ranks
     )
-    step = {"torchrec": torchrec_step, "ddp": ddp_step}[options.library](options)
+    step = {"torchrec": torchrec_step, "ddp": ddp_step}[options.contestant](options)
     count = (options.steps + options.warm_up) * options.batch
     kept = Kept(Clicks(count, [options.rows] * TABLES, first=options.rank * count))
     dist.barrier()
